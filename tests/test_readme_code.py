@@ -1,10 +1,10 @@
 """The programs, commands and sessions of the README and of docs work."""
 
 import copy
+import os
 import re
 import runpy
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -53,17 +53,16 @@ def test_several_processes_train_as_one_does_even_if_one_of_them_is_killed(
     for folder in (one, two):
         folder.mkdir()
         (folder / "train.py").write_text(text)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     update = "    shard.update("
     assert text.count(update) == 1
     kill = f"    if step == 4 and shard.rank == 1 and first == 0:\n        os.kill(os.getpid(), 9)\n{update}"
     (two / "train.py").write_text(text.replace(update, kill))
-    command = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}")
+    line = next(line for line in CONSOLE.splitlines() if " torchrun " in line)
+    setting, _, options = line.replace("--nproc-per-node 4", "--nproc-per-node 2").partition(" torchrun ")
     process = subprocess.run(
-        (*command, "--max-restarts=1", "--monitor-interval=0.1", "train.py"),
+        [sys.executable, "-m", "torch.distributed.run", "--monitor-interval=0.1", *options.split()],
         cwd=two,
+        env=dict(os.environ, **dict([setting.split("=")])),
         check=True,
         capture_output=True,
         text=True,
