@@ -175,7 +175,7 @@ def tune(session: nox.Session) -> None:
 @nox.session(default=False)
 def examples(session: nox.Session) -> None:
     """Run the scripts of examples/, each under a minute; `-- digits_mlp --steps 300` runs one of them."""
-    install(session, *PROJECT)
+    install(session, *PROJECT, *group("tasks"))
     name, *options = session.posargs or ("*",)
     for script in sorted(Path("examples").glob(f"{name}.py")):
         if "__main__" in script.read_text(encoding="utf-8"):

@@ -13,8 +13,8 @@ import torch
 from impls.training import networks
 
 ROOT = Path(__file__).parent.parent
-OTHERS = ("comparison", "architecture_search")
-"""A module that the examples share, and an example with another table and other tests."""
+OTHERS = ("comparison", "architecture_search", "cartpole")
+"""A module that the examples share, and examples with another table and other tests."""
 SCRIPTS = [path for path in sorted(ROOT.glob("examples/*.py")) if path.stem not in OTHERS]
 pytestmark = pytest.mark.filterwarnings("ignore:entries will never move")  # the runs have too few steps
 BAD_OPTIONS = (
@@ -84,9 +84,34 @@ def test_an_example(
     assert "pip install scikit-learn" in line
 
 
+def test_a_policy_learns_to_balance_the_pole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The example in the script's help reaches 475 of 500; without gymnasium it says what to install."""
+    script = ROOT / "examples/cartpole.py"
+    monkeypatch.syspath_prepend(script.parent)
+    with pytest.raises(SystemExit, match="0"):
+        run(script, "--help")
+    example = re.findall(
+        r"^Example: python examples/cartpole.py (.*)$", capsys.readouterr().out, re.MULTILINE
+    )
+    with monkeypatch.context() as missing:
+        missing.setitem(sys.modules, "gymnasium", None)
+        with pytest.raises(SystemExit, match="2"):
+            run(script)
+    assert capsys.readouterr().err.splitlines()[-1] == "this example needs gymnasium: pip install gymnasium"
+    pytest.importorskip("gymnasium", reason="the group tasks is not installed")
+    run(script, *shlex.split(example[0]))
+    *_, row = capsys.readouterr().out.splitlines()
+    name, reward, episodes, _ = row.split()
+    assert name == "LowRank"
+    assert 475 <= float(reward) <= 500
+    assert int(episodes) < 64 * 300
+
+
 def test_examples_run_from_anywhere_without_an_installation(tmp_path: Path) -> None:
     """The examples' shared module adds the checkout to the path before it imports the packages."""
-    for path in SCRIPTS:
+    for path in (*SCRIPTS, ROOT / "examples/cartpole.py"):
         imports = re.findall(r"^from (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
         ours = [name for name in imports if name in {"esbench", "impls", "comparison"}]
         assert ours[0] == "comparison", path
