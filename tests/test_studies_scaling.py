@@ -35,6 +35,7 @@ from tests.report.report_cases import render_reports
 from tests.study_cases import HERE
 
 RECIPE = Recipe(network="DigitsMLP", members=1024)
+LINK = Link(bytes_per_s=50e9, latency_s=14e-6)
 DENSE = Variant(scheme="Perturbed")
 
 
@@ -61,7 +62,7 @@ def study_of(*cells: Cell, **fields: Any) -> Study:
             "recipe": RECIPE,
             "parameters": 26_122,
             "processors": 2,
-            "link": Link(),
+            "link": LINK,
             "cells": cells,
             **fields,
         }
@@ -164,7 +165,7 @@ def test_bad_usage_and_an_error_of_a_rank_are_errors_of_one_line(
     untrainable = Entry(variant=DENSE, scheme=object(), source="", package="tests")
     plan = Plan("cuda", (), "Perturbed", RECIPE, sizes(512, [1, 2]), 1)
     with pytest.raises(UserError, match="Perturbed cannot be trained: its package registers no"):
-        measure(untrainable, plan, Link(), HERE, Mock())
+        measure(untrainable, plan, LINK, HERE, Mock())
     monkeypatch.setattr(scaling_run, "trainer", Mock())
     with pytest.raises(UserError, match="--ranks 2: this machine has 1 GPU, and ranks cannot share one"):
-        measure(untrainable, plan, Link(), HERE, Mock())
+        measure(untrainable, plan, LINK, HERE, Mock())

@@ -9,9 +9,12 @@ import typer
 from esbench.cli.options import REPORTS, Plugins, app, load_entries, note
 from esbench.errors import UserError
 from esbench.schema import Recipe
-from esbench.studies.scaling import Link
 
 RANKS = (1, 2, 4)
+BANDWIDTH = 50.0
+"""GB/s of one 400 Gb/s port per GPU, as in NVIDIA's DGX H100."""
+LATENCY = 14.0
+"""Microseconds of a hop over the network by NCCL's model (src/graph/tuning.cc, protocol Simple)."""
 
 
 @app.command()
@@ -33,8 +36,8 @@ def scaling(
     steps: Annotated[int, typer.Option(help="Steps of a visit.", metavar="N", min=1)] = 3,
     bandwidth: Annotated[
         float, typer.Option(help="GB/s between two GPUs, for the model of communication.")
-    ] = Link().bytes_per_s / 1e9,
-    latency: Annotated[float, typer.Option(help="Microseconds between two GPUs.")] = Link().latency_s * 1e6,
+    ] = BANDWIDTH,
+    latency: Annotated[float, typer.Option(help="Microseconds between two GPUs.")] = LATENCY,
     results: Annotated[Path, typer.Option(help="Folder to store the study in.")] = Path("results"),
     reports: Annotated[Path, typer.Option(help="Folder to write the page to.")] = REPORTS,
     plugin: Plugins = None,
@@ -51,7 +54,7 @@ def scaling(
     from esbench.measure.environment import environment, resolve_device
     from esbench.progress import showing
     from esbench.store import write_document
-    from esbench.studies.scaling import finding, render, sizes, study_path
+    from esbench.studies.scaling import Link, finding, render, sizes, study_path
     from esbench.studies.scaling_run import Plan, measure
 
     for name, value in (("bandwidth", bandwidth), ("latency", latency)):

@@ -56,14 +56,10 @@ class Cell(Strict, frozen=True, kw_only=True):
 
 
 class Link(Strict, frozen=True, kw_only=True):
-    """What the model of communication assumes of the connection of two GPUs.
+    """What the model of communication assumes of the connection of two GPUs."""
 
-    The defaults are those of one 400 Gb/s port per GPU (NVIDIA DGX H100), and of a hop over the network in
-    the model by which NCCL chooses its algorithms (src/graph/tuning.cc, protocol Simple).
-    """
-
-    bytes_per_s: Positive = 50e9
-    latency_s: Positive = 14e-6
+    bytes_per_s: Positive
+    latency_s: Positive
 
     def all_reduce_s(self, size_bytes: float, ranks: int) -> float:
         """Return the seconds of an all-reduce: 2 log2(p) latencies and 2 (p - 1) / p times the bytes.
