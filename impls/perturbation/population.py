@@ -398,13 +398,14 @@ class Population:
                 layer.check_stored_weight(noise.layers[layer.name])
         size = _norm(c)
         evaluations = self.members * sides
+        unit, scale = c / size, size / (evaluations * self.sigma)
         for layer in self.layers:
             layer_noise = noise.layers[layer.name]
-            layer.accumulate(layer_noise, c / size, size / (evaluations * self.sigma), validate=validate)
+            layer.accumulate(layer_noise, unit, scale, validate=validate)
             if layer.learns_from_rows:
                 calls = () if record is None else record.layers.get(layer.name, ())
                 # With antithetic sampling c is a difference of two utilities, of which rows use half.
-                per_row, factor = c / size / sides, size / evaluations
+                per_row, factor = unit / sides, size / evaluations
                 layer.accumulate_rows(layer_noise, per_row, factor, calls, validate=validate)
 
     @torch.no_grad()
@@ -816,8 +817,8 @@ def _norm(c: Tensor) -> Tensor:
 
     Their squares may overflow float64. Divided by the norm they are in the range of every floating dtype.
     """
-    largest = c.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
-    return largest * (c / largest).norm().clamp_min(1.0)  # below 1 only if all are 0
+    largest = torch.linalg.vector_norm(c, math.inf).clamp_min(torch.finfo(torch.float64).tiny)
+    return largest * torch.linalg.vector_norm(c / largest).clamp_min(1.0)  # below 1 only if all are 0
 
 
 def check_shard(part: range, members: int, multiple: int) -> None:
