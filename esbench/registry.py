@@ -32,7 +32,6 @@ DEFAULT = "impls"
 """The package that is always loaded."""
 LOADED: dict[str, str] = {}
 """Name given to :func:`load` -> its package; a package registers once in a process."""
-"""An error message lists at most this many known names."""
 
 
 class UnknownNameError(UserError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 
 from esbench.cli.options import FAILED, Json, Plugins, Variants, app, load_usual, note, printing_to_stderr
-from esbench.registry import REGISTRY, Entry
+from esbench.registry import DEFAULT, REGISTRY, Entry
 from esbench.schema import Case
 from esbench.supervisor import Child, supervise
 from esbench.text import fill, first_names, one_line, pluralize
@@ -40,18 +40,19 @@ class Outcome(NamedTuple):
 def check(variants: Variants = None, plugin: Plugins = None, *, as_json: Json = False) -> None:
     """Compare variants with the reference; nothing is timed.
 
-    Every variant is checked on each operator that it supports, such as Linear and Conv2d. Prints one line per
-    variant, and the variants that cannot run here once per reason. Exit code 1 if a variant fails, if nothing
-    was compared, or if a variant was not checked: it has no case to check, or stopped after its set-up had
-    accepted one.
+    Every variant is checked on each operator that it supports, such as Linear and Conv2d. Runs of training on
+    data are left out unless they are named: `esbench run` compares them. Prints one line per variant, and the
+    variants that cannot run here once per reason. Exit code 1 if a variant fails, if nothing was compared, or
+    if a variant was not checked: it has no case to check, or stopped after its set-up had accepted one.
 
     Example: esbench check --plugin my_scheme.py --variants MyScheme
     """
     child = supervise(note)
     from esbench.measure.validation import ExactChecks
 
-    entries = load_usual(variants, plugin)
-    cases = REGISTRY.find_suite("check").cases
+    entries, cases = load_usual(variants, plugin), REGISTRY.find_suite("check").cases
+    if not variants:  # training on data has no case here
+        entries = [e for e in entries if e.package != DEFAULT or any(map(e.supports, cases))]
     checks = ExactChecks(cases, "cpu", 0)
     outcomes: list[Outcome] = []
     width = max(len(entry.variant.name) for entry in entries)

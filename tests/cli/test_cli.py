@@ -10,6 +10,7 @@ import torch
 from esbench import store
 from esbench.cli import app
 from esbench.cli.run import plan_of
+from esbench.measure import validation
 from esbench.report.analysis.rollout import with_forwards_per_step
 from esbench.schema import Request, Skipped
 from esbench.stats import median
@@ -260,6 +261,18 @@ def test_check_says_what_it_did_not_compare(tmp_path: Path, capsys: pytest.Captu
     assert run("check", *plugin(tmp_path, "Scaling", own)) == 1
     words = "no case of its operators; `esbench run` compares it, by its workload's verify()\n"
     assert f"Scaling  not checked: the suite check has {words}" in capsys.readouterr().out
+
+
+def test_check_compares_every_variant_that_has_a_case(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Training on data, which has no case, is not checked if it is named, and otherwise left out."""
+    monkeypatch.setattr(validation.ExactChecks, "outcome", lambda *_: None)
+    assert run("check") == 0
+    assert "StandardStep  " in (shown := capsys.readouterr().out)
+    assert "DenseDigits" not in shown
+    assert run("check", "--variants", "DenseDigits") == 1
+    assert "DenseDigits  not checked: " in capsys.readouterr().out
 
 
 def test_a_scheme_that_exits_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
