@@ -100,11 +100,12 @@ class DeclaringWorkload(FakeWorkload):
     def inputs(self) -> Any:
         """Return inputs that are no tensors."""
         others = (None, 3, [3], [None], [torch.full((1,), math.nan)] * 2, [torch.tensor(2**62)], [Broken()])
-        return self._rng.choice(others) if self._random == "inputs" else [torch.ones(1), torch.ones(1)]
+        return self._rng.choice(others) if self._random == "inputs" else self._buffers
 
     @inputs.setter
     def inputs(self, value: object) -> None:
-        """Ignore the inputs of the fake."""
+        """Keep the inputs of the fake."""
+        self._buffers = value
 
     def quality(self) -> Any:
         """Return metrics with random names and samples, among them one twice."""
