@@ -90,6 +90,11 @@ class Study(Strict, frozen=True, kw_only=True):
     link: Link
     cells: Annotated[tuple[Cell, ...], msgspec.Meta(min_length=1)]
 
+    @property
+    def share(self) -> int:
+        """Antithetic pairs a rank of weak scaling, and of strong scaling on the most ranks."""
+        return self.recipe.members // max(cell.ranks for cell in self.cells)
+
 
 def study_path(study: Study, results: Path) -> Path:
     """Return the file of a study."""
@@ -133,15 +138,12 @@ class Point(NamedTuple):
 def points(study: Study) -> list[Point]:
     """Return all points, first those of strong scaling, by the number of ranks."""
     by_size = {(cell.ranks, cell.members): cell for cell in study.cells}
-    most = max(cell.ranks for cell in study.cells)
     result = []
     for kind in (STRONG, WEAK):
         for ranks in sorted({cell.ranks for cell in study.cells}):
-            share = study.recipe.members // most
-            size = study.recipe.members if kind == STRONG else share * ranks
-            one = by_size.get((1, study.recipe.members if kind == STRONG else share))
-            cell = by_size[ranks, size]
-            result.append(_point(kind, cell, one))
+            size = study.recipe.members if kind == STRONG else study.share * ranks
+            size_of_one = study.recipe.members if kind == STRONG else study.share
+            result.append(_point(kind, by_size[ranks, size], by_size.get((1, size_of_one))))
     return result
 
 
@@ -177,9 +179,8 @@ def _processors(study: Study) -> str:
 
 def step_s(study: Study, parameters: int, gpus: int) -> float:
     """Return the seconds of a step's communication by the model, with as many members a GPU as a rank had."""
-    most = max(cell.ranks for cell in study.cells)
-    members = study.recipe.members // most * gpus
-    return sum(study.link.all_reduce_s(size, gpus) for size in step_bytes(members, parameters, gpus))
+    sizes_of_step = step_bytes(study.share * gpus, parameters, gpus)
+    return sum(study.link.all_reduce_s(size, gpus) for size in sizes_of_step)
 
 
 # The page
@@ -221,14 +222,13 @@ def page(studies: Sequence[Study], pictures: Sequence[str]) -> str:
     parts = ["# Scaling over ranks", _INTRODUCTION]
     for study, picture in zip(studies, pictures, strict=True):
         here, recipe = study.environment, study.recipe
-        share = recipe.members // max(cell.ranks for cell in study.cells)
         what = (
             f"{escape(study.variant.name)} on {escape(recipe.network)}, d = {study.parameters:,} parameters, "
             f"batches of {recipe.batch}. {finding(study)}."
         )
         assumed = (
             f"{format_value('bytes_per_s', study.link.bytes_per_s)} and {1e6 * study.link.latency_s:g} µs "
-            f"between any two GPUs, {share} antithetic pairs a GPU; nothing is computed meanwhile."
+            f"between any two GPUs, {study.share} antithetic pairs a GPU; nothing is computed meanwhile."
         )
         facts = [f"load average {format_number(here.load)} before", f"{format_number(study.wall_s)} s"]
         parts += [
@@ -274,7 +274,7 @@ def _model_table(study: Study) -> str:
         *("parameters", "bytes a step on 64", "8 GPUs (ms)", "64 GPUs (ms)"),
         f"{KEPT:.0%} from, on 64 (ms)",
     )
-    members = study.recipe.members // max(cell.ranks for cell in study.cells) * GPUS[-1]
+    members = study.share * GPUS[-1]
     rows = [
         (
             f"{parameters:,}",

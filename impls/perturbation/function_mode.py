@@ -193,9 +193,8 @@ class MemberFunctionMode(TorchFunctionMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         kwargs = kwargs or {}
-        if (
-            torch.compiler.is_dynamo_compiling()
-        ):  # a function without perturbed parameters: their class refuses them
+        # The function has no perturbed parameters: their class refuses them.
+        if torch.compiler.is_dynamo_compiling():
             return func(*args, **kwargs)
         if func is functional.batch_norm:
             refuse_batch_statistics(args, kwargs)
