@@ -95,7 +95,7 @@ def screen(
     """
     # The slowest are registered first: they come last, except for dense noise, which a run begins with.
     entries = [entry for entry in reversed(plan.entries) if _can_run(entry, plan, watch)]
-    plan = replace(plan, entries=entries, checks=(), reference_phases=(), finds_slowdowns=False)
+    plan = replace(plan, entries=entries, checks=(), reference_phases=(), is_screening=True)
     screened = {}
     for index, case in enumerate(plan.cases):
         now_s = time.monotonic()
@@ -152,7 +152,8 @@ def _rows(records: Sequence[Record]) -> tuple[Row, ...]:
 def extrapolate(run: Run, case: Case, limit_bytes: float | None, forwards: int) -> list[Screened]:
     """Return what is expected of the variants of a run at the population of a case, best first.
 
-    Variants without a quality, for which no time was left, come last: the fastest of them first.
+    Variants whose quality was not measured, for which no time was left, come last: the fastest of them first.
+    Those that turned out to have no n_eff are left out.
     """
     from esbench.report.analysis.ranking import recommend
     from esbench.report.analysis.rollout import with_forwards_per_step
@@ -161,9 +162,13 @@ def extrapolate(run: Run, case: Case, limit_bytes: float | None, forwards: int) 
     recommendation = recommend([with_forwards_per_step(run, forwards)], small)
     rated = {ranked.variant: ranked for ranked in recommendation.ranked} if recommendation else {}
     scale = case.members / small.members
+    metrics = {(row.variant, row.metric) for row in run.measurements if row.phase == QUALITY}
+    without_n_eff = {variant for variant, _ in metrics if (variant, "effective_members") not in metrics}
     screened = []
     for row in run.measurements:
         if (row.phase, row.metric) != ("step", "latency_ns") or row.variant.mode != "batched":
+            continue
+        if row.variant in without_n_eff:
             continue
         step_s = (median(row) or math.inf) / 1e9 * scale
         rate = peak_bytes = 0.0

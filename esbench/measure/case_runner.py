@@ -298,7 +298,7 @@ class CaseRunner:
             for prepared in [*calls]:  # popped, so that all graphs are freed before memory is measured
                 rows[prepared] += self._rows_of_call(prepared, phase, clock, calls.pop(prepared))
         stored = [row for prepared in variants for row in self._add_readings(prepared, phase, rows[prepared])]
-        finds_slowdowns = context.plan.finds_slowdowns
+        finds_slowdowns = not context.plan.is_screening
         if finds_slowdowns and (ratio := self._base_slowdown()) > 1:
             slower = f"base took {ratio:.3g}x as long after these rounds as after its set-up"
             stored = [add_labels(row, (slower,)) for row in stored]
@@ -358,7 +358,7 @@ class CaseRunner:
                 times = self._time_base()
                 # A call that takes long was timed only once, which is too few to compare with.
                 self._base_times = {metric: means for metric, means in times.items() if len(means) == VISITS}
-            elif self.context.plan.finds_slowdowns:
+            elif not self.context.plan.is_screening:
                 self._check_neighbors(entry)
         start_s, count = seconds(), len(self._group.variants)
         self._reference_rounds_s = 0.0
@@ -578,10 +578,11 @@ class CaseRunner:
         ]
         if phase == MONITORED_PHASE and context.plan.is_monitored(self.case, prepared.entry.variant):
             rows += self._activity_rows(call, prepared.entry.variant, measurement)
-        is_compared = validation.postcheck(workload, phase, prepared.fingerprints[phase])
+        if not context.plan.is_screening:
+            is_compared = validation.postcheck(workload, phase, prepared.fingerprints[phase])
+            if not is_compared and not is_base_or_naive(prepared.entry):
+                raise NotCheckedError("confirm() of its workload compares no result on new inputs")
         self._group.torch_state.check()
-        if not is_compared and not is_base_or_naive(prepared.entry):
-            raise NotCheckedError("confirm() of its workload compares no result on new inputs")
         return labels, storable(rows)
 
     def _activity_rows(

@@ -34,7 +34,8 @@ class Plan:
         sweep, stop_s, active, active_variants, traced: see :class:`esbench.registry.Suite`.
         methods: phase -> its timing methods; a phase that is missing has all methods of the device.
         reference_phases: the phases in which base, naive and dense noise get at least six rounds.
-        finds_slowdowns: whether base is timed again to find variants that slow others down.
+        is_screening: whether the times only choose what to measure: timed calls are not confirmed on new
+            inputs, and base is not timed again to find variants that slow others down.
         limit_s: the seconds without progress after which a variant is ended.
         end_s: the time of :func:`time.monotonic` by which the run has to be over.
     """
@@ -53,7 +54,7 @@ class Plan:
     methods: Mapping[Phase, Sequence[str]] = field(default_factory=dict)
     traced: Sequence[Phase] = PHASES
     reference_phases: Sequence[Phase] = PHASES
-    finds_slowdowns: bool = True
+    is_screening: bool = False
     limit_s: float = math.inf
     end_s: float = math.inf
 

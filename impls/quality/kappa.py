@@ -139,7 +139,9 @@ class Subject:
         row = 0
         for start, stop in _split_into_runs(members, max(1, MAX_PIECE_NUMBERS // self.size)):
             dense = population.dense_noise(noise, start, stop, update_directions=update_directions)
-            rows[row : row + stop - start] = torch.cat([value.flatten(1) for value in dense.values()], 1)
+            pieces = rows[row : row + stop - start].split([value[0].numel() for value in dense.values()], 1)
+            for piece, value in zip(pieces, dense.values(), strict=True):
+                piece.unflatten(1, value.shape[1:]).copy_(value)
             row += stop - start
         return rows
 

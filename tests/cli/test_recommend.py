@@ -28,7 +28,7 @@ from impls.benchmark import suites
 from tests import synthetic
 from tests.cli import cli_runner
 from tests.report import ranking_cases, report_cases
-from tests.report.ranking_cases import HADAMARD, KAPPAS, SQUARE, rows
+from tests.report.ranking_cases import FLIPPED, HADAMARD, KAPPAS, SQUARE, quality_row, rows
 from tests.synthetic import DENSE
 
 ASK = ("--linear", "64x64", "--offline", "--device", "cpu")
@@ -532,6 +532,15 @@ def test_screening_rates_steps_with_all_their_forwards(forwards: int, rate: floa
     assert by_variant[HADAMARD].rate == pytest.approx(rate)
     assert by_variant[HADAMARD].step_s == 5e-3
     assert len(by_variant) == len(KAPPAS)
+
+
+def test_screening_leaves_out_what_has_no_n_eff_but_not_what_had_no_time_for_quality() -> None:
+    """A biased variant could never be recommended; one that was not rated may be the best."""
+    times = [synthetic.time_row(variant, SQUARE, *[1.0] * 6) for variant in (FLIPPED, HADAMARD)]
+    times = [msgspec.structs.replace(row, phase="step") for row in times]
+    no_direction = quality_row(FLIPPED, SQUARE, "dot_mean", "pairs", 0.5)
+    (left,) = extrapolate(ranking_cases.run([*times, no_direction]), SQUARE, None, 1)
+    assert (left.variant, left.rate) == (HADAMARD, 0.0)
 
 
 def test_many_candidates_are_screened_and_the_best_measured(

@@ -279,6 +279,13 @@ def test_a_variant_that_fails_its_check_gets_no_number() -> None:
         assert not world.log
 
 
+def test_only_screening_times_a_call_that_is_not_compared_on_new_inputs() -> None:
+    """Its times choose what is measured, and then everything is compared."""
+    scheme = FakeScheme("A", World(), confirms=False)
+    assert len(skipped(measure(scheme)[1])) == 2
+    assert skipped(measure(scheme, is_screening=True)[1]) == []
+
+
 def test_a_variant_is_checked_on_exact_cases_once_per_operator() -> None:
     """A failed exact case refuses the variant on its operator; one that was not compared gives a label."""
     world, checked = World(), []
