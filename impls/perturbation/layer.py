@@ -469,7 +469,7 @@ class PerturbedLayer:
             total = self._without_padding(self.join_groups(total))
             self._accumulate(self.weight, total, factor, validate=validate)
         if self.bias is not None and noise.bias is not None:
-            total = torch.tensordot(utilities.to(self.bias), noise.bias, dims=1)
+            total = torch.mv(noise.bias.flatten(1).mT, utilities.to(self.bias)).view_as(self.bias)
             self._accumulate(self.bias, total, factor, validate=validate)
 
     def accumulate_rows(
@@ -530,7 +530,7 @@ class PerturbedLayer:
 
     def _accumulate(self, parameter: nn.Parameter, total: Tensor, factor: Tensor, *, validate: bool) -> None:
         wide = torch.promote_types(torch.float32, parameter.dtype)
-        gradient = (total.to(wide) * -factor.to(total.device, wide)).to(parameter.dtype)
+        gradient = (total.to(wide) * -factor.to(total.device)).to(parameter.dtype)
         if validate and not all_finite(gradient):
             message = (
                 f"the gradient of layer {self.name!r} is not finite in {parameter.dtype}: make the utilities "

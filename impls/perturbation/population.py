@@ -27,7 +27,6 @@ from impls.perturbation.layer import (
     LayerNoise,
     PerturbedLayer,
     active_transforms,
-    all_finite,
     check_memory,
     check_whole,
     matching_names,
@@ -390,13 +389,17 @@ class Population:
         members, sides = len(noise.members), 2 if self.antithetic else 1
         device = self.layers[0].weight.device
         validate = device.type == "cpu" if validate is None else validate
-        c = combine_antithetic(utilities, members, device, antithetic=self.antithetic, validate=validate)
+        c = combine_antithetic(utilities, members, device, antithetic=self.antithetic)
+        largest = torch.linalg.vector_norm(c, math.inf)
+        if validate and not math.isfinite(largest):
+            raise ValueError(_not_finite(utilities))
         if record is not None:
             record.check(noise)
         if validate:
             for layer in self.layers:
                 layer.check_stored_weight(noise.layers[layer.name])
-        size = _norm(c)
+        # Divided by this size, utilities are in the range of every floating dtype, and so are sums of noise.
+        size = largest.clamp_min(torch.finfo(torch.float64).tiny) * math.sqrt(members)
         evaluations = self.members * sides
         unit, scale = c / size, size / (evaluations * self.sigma)
         for layer in self.layers:
@@ -788,13 +791,11 @@ def has_utilities_shape(values: Tensor, members: int, *, antithetic: bool) -> bo
     return values.numel() == count and (is_flat or (antithetic and values.shape[:2] == (2, members)))
 
 
-def combine_antithetic(
-    utilities: Tensor, members: int, device: torch.device, *, antithetic: bool, validate: bool
-) -> Tensor:
+def combine_antithetic(utilities: Tensor, members: int, device: torch.device, *, antithetic: bool) -> Tensor:
     """Return each member's utility, or with ``antithetic`` the difference of its two, [members] in float64.
 
     Raises:
-        ValueError: the shape of the utilities is wrong, or with ``validate`` one is not finite.
+        ValueError: the shape of the utilities is wrong.
     """
     values = torch.as_tensor(utilities, device=device).detach()
     c = values.flatten().double()
@@ -806,19 +807,13 @@ def combine_antithetic(
         expected = f"[2, {members}], first those with the noise" if antithetic else f"[{members}]"
         message = f"got utilities of shape {list(values.shape)} for {members} members: pass {expected}"
         raise ValueError(message)
-    if validate and not all_finite(c):
-        message = f"{int((~c.isfinite()).sum())} of {c.numel()} utilities are not finite: replace them"
-        raise ValueError(message)
     return c[:members] - c[members:] if antithetic else c
 
 
-def _norm(c: Tensor) -> Tensor:
-    """Return the Euclidean norm of utilities, or a tiny positive number if all are 0.
-
-    Their squares may overflow float64. Divided by the norm they are in the range of every floating dtype.
-    """
-    largest = torch.linalg.vector_norm(c, math.inf).clamp_min(torch.finfo(torch.float64).tiny)
-    return largest * torch.linalg.vector_norm(c / largest).clamp_min(1.0)  # below 1 only if all are 0
+def _not_finite(utilities: Tensor) -> str:
+    values = torch.as_tensor(utilities)
+    count = int((~values.isfinite()).sum())
+    return f"{count} of {values.numel()} utilities are not finite: replace them"
 
 
 def check_shard(part: range, members: int, multiple: int) -> None:
