@@ -90,7 +90,7 @@ def _record_graph(
         return ""
     try:
         with restoring(population.model):
-            trace = record_trace(population, noise, *arguments)
+            trace = record_trace(population, noise, *arguments, reuses_noise=False)
         graph = _with_nested_output(trace)
     except Exception:  # noqa: BLE001  if it is an error of the model, the eager call raises it again
         return ""
@@ -102,10 +102,10 @@ def _record_graph(
 def _with_nested_output(trace: Trace) -> fx.GraphModule:
     """Return the operations as a function of the noise's and the inputs' tensors, with the model's output."""
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in trace.constants.graph.nodes:
+    for node in trace.recorded.graph.nodes:
         if node.op == "output":
             (results,) = node.args
             graph.output(tree_unflatten(list(fx.map_arg(results, copies.__getitem__)), trace.outputs))
         else:
             copies[node] = graph.node_copy(node, copies.__getitem__)
-    return fx.GraphModule(trace.constants, graph)
+    return fx.GraphModule(trace.recorded, graph)

@@ -6,9 +6,11 @@ parameter's memory. :class:`GuardedMode` finds them, but is too slow for every c
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction, _current_autograd_node
 from torch.nn import functional
@@ -20,7 +22,7 @@ from impls.perturbation.function_mode import LayerIndex, MemberFunctionMode, exp
 from impls.perturbation.layer import PerturbedLayer, memory_range
 from impls.perturbation.layer_functions import EXPANSIONS
 from impls.perturbation.member_tensors import FIRST, MemberTensor, RowsAxis
-from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.operators import AbstractOperator, Linear
 
 
 class RecordedMode(MemberFunctionMode):
@@ -35,6 +37,33 @@ class RecordedMode(MemberFunctionMode):
     def __enter__(self) -> Self:
         self._parameters = []
         return super().__enter__()
+
+
+WRITTEN_OUT_BYTES = 2**20
+"""Up to this memory of a layer's weights of all members, one product with them is the fastest forward."""
+
+
+class PreparedMode(RecordedMode):
+    """The mode while a forward is recorded for many calls with one noise.
+
+    Small linear layers use the members' written-out weights, which are then computed once for all calls.
+    """
+
+    @override
+    def _forward(
+        self, layer: PerturbedLayer, operator: AbstractOperator, x: Tensor, *, has_bias: bool
+    ) -> Tensor:
+        # In narrow dtypes rounding of the sums would change the noise.
+        is_wide = layer.weight.itemsize >= 4 and not torch.is_autocast_enabled(x.device.type)  # noqa: PLR2004  bytes
+        size = self._sides * self._members * layer.weight.nbytes
+        if not (isinstance(operator, Linear) and is_wide and size <= WRITTEN_OUT_BYTES):
+            return super()._forward(layer, operator, x, has_bias=has_bias)
+        noise = self._noise[layer.name]
+        if not has_bias:
+            noise = replace(noise, bias=None)
+        return layer.forward_written_out(
+            operator, x, noise, self._members, self._sigma, antithetic=self._antithetic
+        )
 
 
 class MemoryGuard(TorchDispatchMode):

@@ -368,7 +368,10 @@ class PerturbedLayer:
         With ``antithetic`` the second half of the repeats uses the negated noise.
         """
         if _may_differentiate():
-            return self._forward_dense(op, rows, noise, members, sigma, antithetic=antithetic)
+            if rows.requires_grad or _is_transformed():
+                return self.forward_written_out(op, rows, noise, members, sigma, antithetic=antithetic)
+            with torch.no_grad():
+                return self.forward(op, rows, noise, members, sigma, antithetic=antithetic)
         x = op.from_batch(rows, members)
         scale: float | Tensor = sigma
         if antithetic:
@@ -395,7 +398,7 @@ class PerturbedLayer:
                 y.add_(member_bias)
         return op.to_batch(y, rows)
 
-    def _forward_dense(  # noqa: PLR0913  those of forward()
+    def forward_written_out(  # noqa: PLR0913  those of forward()
         self,
         op: AbstractOperator,
         rows: Tensor,
@@ -408,23 +411,22 @@ class PerturbedLayer:
         """Compute the forward with the members' written-out weights, which torch can differentiate.
 
         Schemes change tensors in place and write to ``out=``, which derivatives and vmap do not allow. The
-        parameters get no gradient: they are not the members' weights.
+        parameters get no gradient: they are not the members' weights. Antithetic halves are computed as
+        twice the members.
         """
-        if not (rows.requires_grad or _is_transformed()):
-            with torch.no_grad():
-                return self.forward(op, rows, noise, members, sigma, antithetic=antithetic)
-        x, weight, dense = op.from_batch(rows, members), self.weight.detach(), self._written_out(noise)
-        weight = self.split_groups(weight)
-        halves: list[Tensor] = []
-        for scale, half in zip((sigma, -sigma), x.chunk(2) if antithetic else (x,), strict=False):
-            weights = self.scheme.effective_weight(weight, scale * dense)
-            if self.groups is None and op.groups is not None:  # a matrix with dense noise
-                weights = weights.unsqueeze(1)
-            y = op.apply_per_member(half, weights)
-            if self.bias is not None and noise.bias is not None:
-                y = y + op.bias(self.bias.detach() + scale * noise.bias, y)
-            halves.append(y)
-        return op.to_batch(torch.cat(halves), rows)
+        scales = (sigma, -sigma) if antithetic else (sigma,)
+        dense, weight = self._written_out(noise), self.split_groups(self.weight.detach())
+        weights = torch.cat([self.scheme.effective_weight(weight, scale * dense) for scale in scales])
+        if self.groups is None and op.groups is not None:  # a matrix with dense noise
+            weights = weights.unsqueeze(1)
+        biases: Tensor | None = None
+        if self.bias is not None and noise.bias is not None:
+            bias = self.bias.detach()
+            biases = torch.cat([torch.add(bias, noise.bias, alpha=scale) for scale in scales])
+        x = op.from_batch(rows, members).unflatten(0, (len(scales), -1)).transpose(0, 1)
+        y = op.apply_with_biases(x.flatten(1, 2), weights, biases)
+        y = y.unflatten(1, (len(scales), members)).transpose(0, 1).flatten(0, 1)
+        return op.to_batch(y, rows)
 
     def _written_out(self, noise: LayerNoise) -> Tensor:
         """Return every E_m as a dense tensor, also inside of vmap, which refuses to draw random numbers."""

@@ -46,6 +46,11 @@ class AbstractOperator(ABC):
             return torch.addcmul(product, y, scale, out=y)
         return torch.add(product, y, alpha=scale, out=y) if scale else y.copy_(product)
 
+    def apply_with_biases(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
+        """Apply the members' weights, and add their biases [m, *bias]."""
+        y = self.apply_per_member(x, weights)
+        return y if biases is None else y + self.bias(biases, y)
+
     def rows(self, values: Tensor, weight: Tensor) -> Tensor | None:  # noqa: ARG002  for subclasses
         """View activations or outputs [r, m, g, c, *s] as rows of a matrix product, [r, m, positions, c].
 
@@ -105,6 +110,14 @@ class Linear(AbstractOperator):
     def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
         member_rows = x[:, :, 0].transpose(0, 1)  # [m, r, i]: a linear layer has one group
         return torch.bmm(member_rows, weights[:, 0].mT).transpose(0, 1).unsqueeze(2)
+
+    @override
+    def apply_with_biases(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
+        if biases is None or not x.dtype == weights.dtype == biases.dtype:
+            return super().apply_with_biases(x, weights, biases)
+        member_rows = x[:, :, 0].transpose(0, 1)
+        y = torch.baddbmm(biases.unsqueeze(1), member_rows, weights[:, 0].mT)
+        return y.transpose(0, 1).unsqueeze(2)
 
     @override
     def rows(self, values: Tensor, weight: Tensor) -> Tensor:

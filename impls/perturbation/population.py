@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.function_mode import LayerIndex, MemberFunctionMode, RowsAxes
-from impls.perturbation.guarded_mode import GuardedMode, RecordedMode
+from impls.perturbation.guarded_mode import GuardedMode, PreparedMode, RecordedMode
 from impls.perturbation.layer import (
     LayerCall,
     LayerNoise,
@@ -333,9 +333,10 @@ class Population:
     def prepare(self, noise: PopulationNoise, *args: Any, **kwargs: Any) -> PreparedForward:  # noqa: ANN401  the model's
         """Return a faster forward for many calls with one noise, as a policy needs them in a rollout.
 
-        What depends on noise and weights alone is computed once, and calls skip the model's Python code: it
-        runs in the first ``prepare`` for arguments of these shapes, which takes a second. Attributes of the
-        model other than ``training`` are those of that moment.
+        What depends on noise and weights alone is computed once: for small linear layers the members'
+        weights, whose products have other roundings. Calls skip the model's Python code: it runs in the first
+        ``prepare`` for arguments of these shapes, which takes a second. Attributes of the model other than
+        ``training`` are those of that moment.
 
         Args:
             noise: the noise of the members.
@@ -344,7 +345,8 @@ class Population:
             **kwargs: the model's keyword arguments.
 
         Returns:
-            ``policy``: ``policy(*args, **kwargs)`` equals ``population(*args, noise=noise, **kwargs)``.
+            ``policy``: ``policy(*args, **kwargs)`` is ``population(*args, noise=noise, **kwargs)``, up to
+            rounding.
 
         Raises:
             ValueError: the model's operations depend on numbers in tensors, or it stores values in its
@@ -352,11 +354,19 @@ class Population:
             UnsupportedError: the noise is not stored, but drawn again in each call.
         """
         self.check_noise(noise)
-        return PreparedForward(record_trace(self, noise, args, kwargs), noise)
+        return PreparedForward(record_trace(self, noise, args, kwargs, reuses_noise=True), noise)
 
-    def forward_traced(self, noise: PopulationNoise, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  the model's output
+    def forward_traced(
+        self,
+        noise: PopulationNoise,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        reuses_noise: bool,
+    ) -> Any:  # noqa: ANN401  the model's output
         """Run the model while :mod:`impls.perturbation.prepared` records its operations."""
-        return self._run(RecordedMode, self._index.rows_axes[self._key(args, kwargs)], noise, args, kwargs)[0]
+        mode = PreparedMode if reuses_noise else RecordedMode
+        return self._run(mode, self._index.rows_axes[self._key(args, kwargs)], noise, args, kwargs)[0]
 
     @torch.no_grad()
     def update(

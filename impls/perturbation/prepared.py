@@ -15,7 +15,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from esbench.errors import message_of
 from impls.perturbation.errors import UnsupportedError
-from impls.perturbation.layer import LayerNoise, version_of
+from impls.perturbation.layer import LayerNoise
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.verification import restoring
 
@@ -39,7 +39,7 @@ _FAST = {
     for name, overload in (
         ("add", "Tensor"), ("sub", "Tensor"), ("mul", "Tensor"), ("mm", "default"), ("bmm", "default"),
         ("addmm", "default"), ("cat", "default"), ("tanh", "default"), ("relu", "default"),
-        ("sigmoid", "default"),
+        ("sigmoid", "default"), ("baddbmm", "default"),
     )
 }  # fmt: skip
 """Operations whose public function takes the same arguments: its call is faster by some microseconds."""
@@ -54,6 +54,7 @@ class Signature(NamedTuple):
         noise: the same of the noise's values.
         training: whether each module is in training mode.
         autocast: the dtype of autocast on each device where it is enabled.
+        reuses_noise: whether many calls with one noise follow.
     """
 
     spec: TreeSpec
@@ -61,10 +62,16 @@ class Signature(NamedTuple):
     noise: tuple[object, ...]
     training: tuple[bool, ...]
     autocast: tuple[object, ...]
+    reuses_noise: bool
 
     @classmethod
     def of(
-        cls, noise: "PopulationNoise", args: Sequence[object], kwargs: Mapping[str, object]
+        cls,
+        noise: "PopulationNoise",
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        *,
+        reuses_noise: bool,
     ) -> "Signature":
         """Return the signature of a call."""
         leaves, spec = tree_flatten((args, kwargs))
@@ -76,7 +83,7 @@ class Signature(NamedTuple):
             for device in devices
         )
         described = tuple(map(_described, leaves)), tuple(map(_described, values))
-        return cls(spec, *described, training, tuple(autocast))
+        return cls(spec, *described, training, tuple(autocast), reuses_noise)
 
 
 class Trace(NamedTuple):
@@ -84,16 +91,19 @@ class Trace(NamedTuple):
 
     Attributes:
         signature: that of the call.
-        constants: the operations that do not depend on the inputs, with the noise's tensors as placeholders.
-        used: those of their results that the program reads.
+        recorded: all operations, with the tensors of the noise and of the inputs as placeholders.
+        weights: the model's tensors that they read.
+        constants: the operations that do not depend on the inputs: a function of the noise's tensors and the
+            weights. It returns those of its results that the program reads.
         program: the other operations: a function of these results and of the inputs' tensors.
         inputs: the inputs' tensors of the traced call.
         outputs: the nesting of the model's output.
     """
 
     signature: Signature
-    constants: fx.GraphModule
-    used: tuple[fx.Node, ...]
+    recorded: fx.GraphModule
+    weights: tuple[Tensor, ...]
+    constants: Callable[..., Sequence[Tensor]]
     program: Callable[..., Sequence[Tensor]]
     inputs: tuple[Tensor, ...]
     outputs: TreeSpec
@@ -109,9 +119,12 @@ class PreparedForward:
         # Without nesting, keywords or other values, the arguments need not be flattened.
         self._is_flat = trace.signature.spec == tree_flatten((trace.inputs, {}))[1]
         self._is_one_tensor = trace.outputs == tree_flatten(torch.empty(0))[1]
-        results, self._weights = _evaluate(trace.constants, noise.tensors())
-        self._constants = [results[node] for node in trace.used]
-        self._versions = [(weight.data_ptr(), version_of(weight)) for weight in self._weights]
+        self._weights = trace.weights
+        with torch.no_grad():
+            weights = (weight.detach() for weight in trace.weights)
+            self._constants = trace.constants(*noise.tensors(), *weights)
+        self._counted = [weight for weight in self._weights if not weight.is_inference()]
+        self._state = self._state_of_weights()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  the model's
         """Run the model on rows, as a call of the population with this noise does.
@@ -128,12 +141,17 @@ class PreparedForward:
         if len(inputs) != len(self._inputs):
             message = f"got {len(inputs)} tensors, but prepare() got {len(self._inputs)}"
             raise ValueError(message)
-        if [(weight.data_ptr(), version_of(weight)) for weight in self._weights] != self._versions:
+        if self._state_of_weights() != self._state:
             message = "a weight has changed after prepare(): call sample() and prepare() again"
             raise ValueError(message)
         rows = [_like(x, expected) for x, expected in zip(inputs, self._inputs, strict=True)]
         outputs = self._program(*self._constants, *rows)
         return outputs[0] if self._is_one_tensor else tree_unflatten(list(outputs), self._outputs)
+
+    def _state_of_weights(self) -> tuple[list[int], list[int]]:
+        """Return the addresses of the weights and the numbers of their in-place changes, as torch counts."""
+        addresses = [weight.data_ptr() for weight in self._weights]
+        return addresses, [weight._version for weight in self._counted]  # noqa: SLF001  no public name
 
     def _flatten(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Tensor]:
         leaves, spec = tree_flatten((args, kwargs))
@@ -145,24 +163,41 @@ class PreparedForward:
 
 
 def record_trace(
-    population: "Population", noise: "PopulationNoise", args: Sequence[object], kwargs: Mapping[str, object]
+    population: "Population",
+    noise: "PopulationNoise",
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    *,
+    reuses_noise: bool,
 ) -> Trace:
     """Return the trace of a call: the population's last one, if it is that of such a call.
+
+    Args:
+        population: the population.
+        noise: the call's noise.
+        args: its other arguments.
+        kwargs: its keyword arguments.
+        reuses_noise: whether many calls with one noise follow, for which work on the noise is worth its time.
 
     Raises:
         ValueError: as for :meth:`Population.prepare`.
         UnsupportedError: the same.
     """
-    signature = Signature.of(noise, args, kwargs)
+    signature = Signature.of(noise, args, kwargs, reuses_noise=reuses_noise)
     if not population.traces or population.traces[0].signature != signature:
-        population.traces[:] = [trace(population, noise, args, kwargs)]
+        population.traces[:] = [trace(population, noise, args, kwargs, reuses_noise=reuses_noise)]
     return population.traces[0]
 
 
 def trace(
-    population: "Population", noise: "PopulationNoise", args: Sequence[object], kwargs: Mapping[str, object]
+    population: "Population",
+    noise: "PopulationNoise",
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    *,
+    reuses_noise: bool,
 ) -> Trace:
-    """Record the operations of a call.
+    """Record the operations of a call; the arguments are those of :func:`record_trace`.
 
     Raises:
         ValueError: the operations depend on values in tensors, the model stores values in its attributes, or
@@ -188,7 +223,8 @@ def trace(
         rest = iter(input_tensors)
         values = [next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         traced_args, traced_kwargs = tree_unflatten(values, spec)
-        y = population.forward_traced(_with_tensors(noise, noise_tensors), traced_args, traced_kwargs)
+        traced_noise = _with_tensors(noise, noise_tensors)
+        y = population.forward_traced(traced_noise, traced_args, traced_kwargs, reuses_noise=reuses_noise)
         results, output_spec = tree_flatten(y)
         outputs.append(output_spec)
         return results
@@ -214,7 +250,8 @@ def trace(
             "lists and dictionaries, or call population(x, noise=noise) instead"
         )
         raise ValueError(message)
-    result = _split(traced, noise.tensors(), Signature.of(noise, args, kwargs), inputs, outputs[0])
+    signature = Signature.of(noise, args, kwargs, reuses_noise=reuses_noise)
+    result = _split(traced, noise.tensors(), signature, inputs, outputs[0])
     _check_outputs(traced, PreparedForward(result, noise)(*args, **kwargs), expected)
     return result
 
@@ -244,7 +281,9 @@ def _split(
 ) -> Trace:
     """Split recorded operations into those that depend on the inputs, and the others."""
     traced.graph.eliminate_dead_code()
-    values, _ = _evaluate(traced, [*noise_tensors, *inputs])
+    interpreter = fx.Interpreter(traced, garbage_collect_values=False)
+    with torch.no_grad():
+        interpreter.run(*noise_tensors, *inputs, enable_io_processing=False)
     varying = dict.fromkeys(traced.graph.find_nodes(op="placeholder")[len(noise_tensors) :])
     for node in traced.graph.nodes:
         if varying.keys() & node.all_input_nodes or _is_random(node):
@@ -252,8 +291,36 @@ def _split(
     used = dict.fromkeys(
         source for node in varying for source in node.all_input_nodes if source not in varying
     )
-    program = fx.GraphModule(nn.Module(), _program([*varying], [*used], values))
-    return Trace(signature, traced, tuple(used), program.forward, inputs, outputs)
+    program = fx.GraphModule(nn.Module(), _program([*varying], [*used], interpreter.env))
+    read, constants = _constants([node for node in traced.graph.nodes if node not in varying], [*used])
+    weights = tuple(getattr(traced, name) for name in read)
+    return Trace(
+        signature,
+        traced,
+        weights,
+        fx.GraphModule(nn.Module(), constants).forward,
+        program.forward,
+        inputs,
+        outputs,
+    )
+
+
+def _constants(nodes: Sequence[fx.Node], used: Sequence[fx.Node]) -> tuple[list[str], fx.Graph]:
+    """Copy operations to a graph that returns the results of some of them.
+
+    Returns:
+        The names of the model's tensors among them, which are placeholders after the others, and the graph.
+    """
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    weights = [node for node in nodes if node.op == "get_attr"]
+    for node in [*(node for node in nodes if node.op == "placeholder"), *weights]:
+        copies[node] = graph.placeholder(node.name)
+    for node in nodes:
+        if node not in copies:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output([copies[node] for node in used])
+    graph.eliminate_dead_code()
+    return [str(node.target) for node in weights], graph
 
 
 def _program(
@@ -261,9 +328,13 @@ def _program(
 ) -> fx.Graph:
     """Copy operations to a graph whose placeholders are the constants, then the inputs; join views.
 
+    A function of each element, such as an activation between layers, is moved before a view of all elements.
+
     ``values`` are the results of the operations in one call, of which sizes and strides are read.
     """
-    program, roots = fx.Graph(), dict[fx.Node, fx.Node]()  # a view -> the tensor whose memory it is
+    program = fx.Graph()
+    # A view -> the copy of the node whose memory it is, and a tensor of that node's sizes and strides.
+    bases: dict[fx.Node, tuple[fx.Node, Tensor]] = {}
     copies = {node: program.placeholder(node.name) for node in constants}
     for node in nodes:
         if node.op == "placeholder":
@@ -274,47 +345,39 @@ def _program(
         elif node.target in _VIEWS:
             source = node.args[0]
             assert isinstance(source, fx.Node)  # noqa: S101  views have one
-            root = roots[node] = roots.get(source, source)
-            value, copies[node] = values[node], copies[root]
-            if _geometry(value) != _geometry(values[root]):
-                view = (list(value.shape), list(value.stride()), value.storage_offset())
-                copies[node] = program.call_function(torch.as_strided, (copies[root], *view))
+            bases[node] = bases.get(source, (copies[source], values[source]))
+            copies[node] = _view(program, *bases[node], values[node])
         else:
-            copies[node] = program.node_copy(node, copies.__getitem__)
-            copies[node].target = _FAST.get(node.target, node.target)
+            (source, *others) = node.all_input_nodes
+            is_of_elements = torch.Tag.pointwise in getattr(node.target, "tags", ()) and not others
+            commutes = (
+                is_of_elements and source in bases and _has_same_order(values[source], bases[source][1])
+            )
+            inputs = {source: bases[source][0]} if commutes else copies
+            copy = copies[node] = program.node_copy(node, inputs.__getitem__)
+            copy.target = _FAST.get(node.target, node.target)
+            if commutes:
+                bases[node] = copy, bases[source][1]
+                copies[node] = _view(program, *bases[node], values[node])
     program.eliminate_dead_code()
     return program
 
 
-def _evaluate(traced: fx.GraphModule, tensors: Sequence[Tensor]) -> tuple[dict[fx.Node, Any], list[Tensor]]:
-    """Return the results of all operations that depend on these placeholders alone, and the model's tensors.
+def _view(program: fx.Graph, base: fx.Node, whole: Tensor, value: Tensor) -> fx.Node:
+    """Return a view of a node with the sizes and strides of ``value``; those of the node are of ``whole``."""
+    if _has_same_order(value, whole):
+        return base if value.shape == whole.shape else program.call_method("view", (base, *value.shape))
+    sizes = list(value.shape), list(value.stride()), value.storage_offset()
+    return program.call_function(torch.as_strided, (base, *sizes))
 
-    ``tensors`` are those of the noise, for all results also those of the inputs. Results of operations that
-    draw random numbers depend on no placeholder, but are only returned with all results.
-    """
-    placeholders = traced.graph.find_nodes(op="placeholder")
-    results: dict[fx.Node, Any] = dict(zip(placeholders, tensors, strict=False))
-    skips_random = len(results) < len(placeholders)
-    weights: list[Tensor] = []
-    for node in traced.graph.nodes:
-        if node.op == "placeholder" or (skips_random and _is_random(node)):
-            continue
-        if node.op == "get_attr":
-            weight = getattr(traced, node.target)
-            weights.append(weight)
-            results[node] = weight.detach()
-        elif node.op == "call_function" and results.keys() >= {*node.all_input_nodes}:
-            arguments, keywords = fx.map_arg((node.args, node.kwargs), results.__getitem__)
-            results[node] = node.target(*arguments, **keywords)
-    return results, weights
+
+def _has_same_order(view: Tensor, whole: Tensor) -> bool:
+    """Return whether a view has all elements of a tensor, both in the order of their memory."""
+    return view.numel() == whole.numel() and view.is_contiguous() and whole.is_contiguous()
 
 
 def _is_random(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
-def _geometry(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def _packed(x: Tensor) -> Tensor:
