@@ -5,12 +5,17 @@ of one call. Those that depend on noise and weights alone are computed once per 
 program without Python in between. Views in a row become a single view.
 """
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
+from torch.distributions import Distribution
+from torch.nn.modules import transformer
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from esbench.errors import message_of
@@ -233,12 +238,12 @@ def trace(
 
     functional = torch.func.functionalize(forward, remove="mutations")
     try:
-        with torch.no_grad(), restoring(population.model):
+        with torch.no_grad(), restoring(population.model), _without_checks_of_values():
             traced = make_fx(functional)(noise.tensors(), inputs)
     except Exception as error:
         message = (
-            f"the forward cannot be prepared: {message_of(error)}; its control flow must not depend on "
-            "values in tensors: call population(x, noise=noise) instead"
+            f"the forward cannot be prepared: {message_of(error)}{_place(error)}; its control flow must not "
+            "depend on values in tensors: call population(x, noise=noise) instead"
         )
         raise ValueError(message) from error
     others = [
@@ -254,6 +259,31 @@ def trace(
     result = _split(traced, noise.tensors(), signature, inputs, outputs[0])
     _check_outputs(traced, PreparedForward(result, noise)(*args, **kwargs), expected)
     return result
+
+
+@contextmanager
+def _without_checks_of_values() -> Iterator[None]:
+    """Turn off checks in torch that read values, which no recorded operation can do.
+
+    They are those of a distribution's arguments, unless validate_args is given, and whether a mask of a
+    transformer is causal, which is only a hint for faster attention.
+    """
+    checks, detect = Distribution._validate_args, transformer._detect_is_causal_mask  # noqa: SLF001  no public names
+    Distribution.set_default_validate_args(False)
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: bool(is_causal)  # noqa: ARG005, SLF001  torch's
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(checks)
+        transformer._detect_is_causal_mask = detect  # noqa: SLF001  the same
+
+
+def _place(error: Exception) -> str:
+    """Return the line of the model where an error was raised, or ``""``."""
+    ours = Path(torch.__file__).parent, Path(__file__).parent
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [frame for frame in frames if not any(map(Path(frame.filename).is_relative_to, ours))]
+    return f" (in {places[-1].filename}, line {places[-1].lineno}: {places[-1].line})" if places else ""
 
 
 def _check_outputs(traced: fx.GraphModule, y: object, expected: Sequence[object]) -> None:

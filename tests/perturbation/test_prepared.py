@@ -102,6 +102,27 @@ def test_keywords_nesting_and_rows_in_the_middle_of_memory() -> None:
             assert not y.requires_grad
 
 
+class CheckedByTorch(nn.Module):
+    """A causal decoder and a distribution, for which torch reads the values of a mask and of parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(4, 2, 8, batch_first=True), 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the entropy of each position of [rows, positions, 4]."""
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
+        y = self.decoder(x, x.flip(1), tgt_mask=mask)
+        return torch.distributions.Categorical(logits=y).entropy()
+
+
+def test_checks_of_values_in_torch_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are back after the recording."""
+    check_prepared(population_of(CheckedByTorch()), normal(ROWS, 5, 4), monkeypatch)
+    with pytest.raises(ValueError, match="to satisfy the constraint"):
+        torch.distributions.Categorical(probs=torch.tensor([-1.0, 2.0]))
+
+
 class Branching(nn.Linear):
     """A layer that looks at numbers."""
 
@@ -152,7 +173,7 @@ class Counting(nn.Linear):
 @pytest.mark.parametrize(
     ("make", "scheme", "words"),
     [
-        (Branching, "dense", "must not depend on values"),
+        (Branching, "dense", r"line \d+: return y if y.sum\(\) > 0 .* must not depend on values"),
         (Remembering, "dense", "stores last in its modules"),
         (Counting, "dense", "have another result"),
         (Wrapping, "dense", "the model returned Output: return tensors in tuples"),
