@@ -40,10 +40,11 @@ class Outcome(NamedTuple):
 def check(variants: Variants = None, plugin: Plugins = None, *, as_json: Json = False) -> None:
     """Compare variants with the reference; nothing is timed.
 
-    Every variant is checked on each operator that it supports, such as Linear and Conv2d. Runs of training on
-    data are left out unless they are named: `esbench run` compares them. Prints one line per variant, and the
-    variants that cannot run here once per reason. Exit code 1 if a variant fails, if nothing was compared, or
-    if a variant was not checked: it has no case to check, or stopped after its set-up had accepted one.
+    Every variant is checked on each operator that it supports, such as Linear and Conv2d; one of a plug-in on
+    an operator of its own, on the cases of the plug-in's suites. Runs of training on data are left out unless
+    they are named: `esbench run` compares them. Prints one line per variant, and the variants that cannot run
+    here once per reason. Exit code 1 if a variant fails, if nothing was compared, or if a variant was not
+    checked: it has no case to check, or stopped after its set-up had accepted one.
 
     Example: esbench check --plugin my_scheme.py --variants MyScheme
     """
@@ -53,7 +54,10 @@ def check(variants: Variants = None, plugin: Plugins = None, *, as_json: Json = 
     entries, cases = load_usual(variants, plugin), REGISTRY.find_suite("check").cases
     if not variants:  # training on data has no case here
         entries = [e for e in entries if e.package != DEFAULT or any(map(e.supports, cases))]
-    checks = ExactChecks(cases, "cpu", 0)
+    others = (case for suite in REGISTRY.suites.values() for case in suite.cases)
+    checked = {case.operator for case in cases}
+    own_cases = [case for case in dict.fromkeys(others) if case.operator not in checked]
+    checks = ExactChecks((*cases, *own_cases), "cpu", 0)
     outcomes: list[Outcome] = []
     width = max(len(entry.variant.name) for entry in entries)
     ended = child.announcement.excluded
@@ -65,7 +69,8 @@ def check(variants: Variants = None, plugin: Plugins = None, *, as_json: Json = 
             of_variant = [Outcome(entry.variant.name, "", FAILED_CHECK, ENDED)]
         else:
             with printing_to_stderr():
-                of_variant = list(_check(entry, cases, checks, child))
+                has_case = entry.package == DEFAULT or any(map(entry.supports, cases))
+                of_variant = list(_check(entry, cases if has_case else own_cases, checks, child))
         outcomes += of_variant
         for line in _lines(of_variant) if index >= printed and not as_json else ():
             typer.echo(f"{entry.variant.name:<{width}}  {line}")

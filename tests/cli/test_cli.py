@@ -11,8 +11,9 @@ from esbench import store
 from esbench.cli import app
 from esbench.cli.run import plan_of
 from esbench.measure import validation
+from esbench.registry import REGISTRY, Suite
 from esbench.report.analysis.rollout import with_forwards_per_step
-from esbench.schema import Request, Skipped
+from esbench.schema import Case, Request, Skipped
 from esbench.stats import median
 from esbench.text import short_path
 from tests.cli.cli_runner import run
@@ -261,6 +262,32 @@ def test_check_says_what_it_did_not_compare(tmp_path: Path, capsys: pytest.Captu
     assert run("check", *plugin(tmp_path, "Scaling", own)) == 1
     words = "no case of its operators; `esbench run` compares it, by its workload's verify()\n"
     assert f"Scaling  not checked: the suite check has {words}" in capsys.readouterr().out
+
+
+def test_check_compares_an_own_operator_on_the_cases_of_its_suite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its operators have no case in the suite check."""
+    monkeypatch.setattr(REGISTRY, "suites", dict(REGISTRY.suites))
+    case = Case(operator="Doubling", out_channels=4, in_channels=4, members=4, dtype="float64")
+    REGISTRY.suite(Suite("own", "an own operator", (case,), variants=()))
+    own = '@variant(source="another package")', '@variant(operators=("Doubling",))'
+    for name, compares, code, words in (
+        ("Equal", "pass", 0, "correct: Doubling\n"),
+        ("Unequal", "raise WrongResultError('other')", 1, "failed on Doubling: wrong result: other (on"),
+    ):
+        workload = f"""
+from types import SimpleNamespace
+from esbench.workload import WrongResultError, build
+@build.register
+def _(scheme: {name}, case, device, seed):
+    def verify():
+        {compares}
+    return SimpleNamespace(verify=lambda: verify())
+"""
+        chosen = plugin(tmp_path, name, own, ("return noise.rows\n", f"return noise.rows\n{workload}"))
+        assert run("check", *chosen) == code
+        assert f"{name}  {words}" in capsys.readouterr().out
 
 
 def test_check_compares_every_variant_that_has_a_case(
