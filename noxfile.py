@@ -121,6 +121,16 @@ def scaling(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def peers(session: nox.Session) -> None:
+    """Measure a generation by esbench and by other libraries (docs/peers.md), and render build/reports/."""
+    install(session, *PROJECT, *group("peers"))
+    try:
+        session.run("python", "-m", "esbench", "run", "--suite", "peers", *session.posargs)
+    finally:  # also if one variant failed
+        session.run("python", "-m", "esbench", "report")
+
+
+@nox.session(default=False)
 def gate(session: nox.Session) -> None:
     """Compare this revision with the merge base, or with `-- --base REV`: is it slower, larger or wrong?"""
     install(session, *PROJECT)

@@ -4,6 +4,7 @@ from typing import Any
 
 from esbench.registry import Suite, suite
 from esbench.schema import PHASES, QUALITY, Case
+from impls.benchmark.peers import suite as peers
 from impls.benchmark.training import backward, memory_reclaim, rigl, shared_compile
 
 NESGPU_LINEAR = ((256, 256), (512, 512), (1024, 1024))
@@ -226,6 +227,7 @@ SUITES = (
             *rigl.CHECKS,
             *memory_reclaim.CHECKS,
             *shared_compile.CHECKS,
+            *peers.CHECKS,
         ),
     ),
 )

@@ -1,0 +1,1 @@
+"""One generation of an evolution strategy, by esbench's populations and by other libraries."""

@@ -1,0 +1,160 @@
+"""Generations without a library: ``torch.func.vmap`` by hand, a plain loop, and backpropagation."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils import vector_to_parameters
+from typing_extensions import override
+
+from esbench.registry import variant
+from impls.benchmark.peers.workload import (
+    OPERATORS,
+    AbstractOpenSearch,
+    AbstractPeer,
+    AbstractSearch,
+    Task,
+    mean_loss,
+)
+from impls.shaping import centered_ranks
+
+
+class Drawn(NamedTuple):
+    """Noise of the pairs [pairs, d], and the center [d]."""
+
+    noise: Tensor
+    center: Tensor
+
+
+class AbstractDenseSearch(AbstractOpenSearch):
+    """Dense noise for each pair, a matrix product as the update, and SGD."""
+
+    def __init__(self, task: Task) -> None:
+        self._task, self._center = task, task.start
+        self._generator = torch.Generator(self._center.device).manual_seed(task.seed)
+
+    @override
+    def draw(self) -> Drawn:
+        center = self._center
+        size = (self._task.pairs, len(center))
+        noise = torch.randn(size, generator=self._generator, dtype=center.dtype, device=center.device)
+        return Drawn(noise, center)
+
+    @override
+    def member(self, drawn: Drawn, index: int) -> Tensor:
+        side, pair = divmod(index, self._task.pairs)
+        return drawn.center + (1 - 2 * side) * self._task.sigma * drawn.noise[pair]
+
+    @override
+    def step(self, x: Tensor) -> Tensor:
+        task, drawn = self._task, self.draw()
+        losses = self.evaluate(drawn, x)
+        plus, minus = centered_ranks(losses).to(losses.dtype).view(2, -1)
+        slope = (plus - minus) @ drawn.noise / (task.population * task.sigma)
+        self._center = self._center - task.learning_rate * slope
+        return losses
+
+    @override
+    def center(self) -> Tensor:
+        return self._center
+
+
+class VmapSearch(AbstractDenseSearch):
+    """All members at once."""
+
+    def __init__(self, task: Task, chunk_size: int) -> None:
+        super().__init__(task)
+        self._chunk_size = chunk_size or None
+
+    @override
+    @torch.no_grad()
+    def evaluate(self, drawn: Drawn, x: Tensor) -> Tensor:
+        task = self._task
+
+        def loss(parameters: Tensor) -> Tensor:
+            return mean_loss(task.model, parameters, x, task.y)
+
+        scaled = task.sigma * drawn.noise
+        members = torch.cat([drawn.center + scaled, drawn.center - scaled])
+        losses: Tensor = torch.func.vmap(loss, chunk_size=self._chunk_size)(members)
+        return losses
+
+
+@variant(operators=OPERATORS, source="https://docs.pytorch.org/docs/stable/generated/torch.func.vmap.html")
+@variant(
+    operators=OPERATORS,
+    chunk_size=256,
+    source="https://docs.pytorch.org/docs/stable/generated/torch.func.vmap.html",
+)
+@dataclass(frozen=True)
+class VmapByHand(AbstractPeer):
+    """``torch.func.vmap`` over the members' parameters; ``chunk_size`` members at a time, 0 for all."""
+
+    chunk_size: int = 0
+
+    @override
+    def search(self, task: Task) -> AbstractSearch:
+        return VmapSearch(task, self.chunk_size)
+
+
+class LoopSearch(AbstractDenseSearch):
+    """One member after another."""
+
+    @override
+    @torch.no_grad()
+    def evaluate(self, drawn: Drawn, x: Tensor) -> Tensor:
+        task, model = self._task, self._task.model
+        before = task.start
+        losses = []
+        for sign in (1, -1):
+            for noise in drawn.noise:
+                vector_to_parameters(drawn.center + sign * task.sigma * noise, model.parameters())
+                losses.append(functional.cross_entropy(model(x), task.y))
+        vector_to_parameters(before, model.parameters())
+        return torch.stack(losses)
+
+
+@variant(mode="naive", baseline=True, operators=OPERATORS)
+@dataclass(frozen=True)
+class LoopOverMembers(AbstractPeer):
+    """The plain network, whose parameters are set to those of one member after another."""
+
+    @override
+    def search(self, task: Task) -> AbstractSearch:
+        return LoopSearch(task)
+
+
+class BackpropagationSearch(AbstractSearch):
+    """SGD on the gradient of as many rows as a population sees."""
+
+    def __init__(self, task: Task) -> None:
+        self._task, self._center = task, task.start
+
+    @override
+    def step(self, x: Tensor) -> Tensor:
+        task = self._task
+        leaf = self._center.detach().requires_grad_()
+        with torch.enable_grad():
+            rows, y = x.repeat(task.population, 1), task.y.repeat(task.population)
+            loss = mean_loss(task.model, leaf, rows, y)
+            (slope,) = torch.autograd.grad(loss, leaf)
+        self._center = leaf.detach() - task.learning_rate * slope
+        return loss.detach()
+
+    @override
+    def center(self) -> Tensor:
+        return self._center
+
+
+@variant(mode="base", baseline=True, operators=OPERATORS)
+@dataclass(frozen=True)
+class Backpropagation(AbstractPeer):
+    """The plain network with backpropagation, on as many rows as the population sees."""
+
+    SHAPES: ClassVar[bool] = False
+
+    @override
+    def search(self, task: Task) -> AbstractSearch:
+        return BackpropagationSearch(task)
