@@ -20,7 +20,7 @@ from esbench.report import captions
 from esbench.report.analysis.pivot import PEAK, grids, operators
 from esbench.report.analysis.ranking import NOISE, rankings, recommend
 from esbench.report.formats.markdown import image
-from esbench.report.tables import measured, quality, recommendation
+from esbench.report.tables import measured, peers, quality, recommendation
 from esbench.report.tables.measured import section, without_multipliers
 from esbench.report.tables.published import published_sections
 from esbench.report.tables.ranking import best_schemes, ranking_section
@@ -151,6 +151,22 @@ class Page:
                     chosen = [ranked for ranked in every if ranked.variant.matches(variants, operator)]
                     sections.append(ranking_section(ranking, ranked_case, chosen))
         return self._markdown(file, sections)
+
+    def peers(self, file: str) -> str:
+        """Return the fastest variant of each library in a run of suite peers.
+
+        Raises:
+            UserError: the run has no generations.
+        """
+        run = self._run(file)
+        table = peers.summary(run)
+        if table is None:
+            raise UserError(f"{file} has no generations: name a run of suite peers")
+        return f"\n{table.markdown()}\n\n{escape(captions.origin(run))}\n\n"
+
+    def generations(self, file: str) -> str:
+        """Return all tables of a run of suite peers."""
+        return self._markdown(file, peers.peer_sections(self._run(file)))
 
     def excerpt(self, file: str, heading: str) -> str:
         """Return the first table below a heading of a generated page.

@@ -225,7 +225,7 @@ def _draw_lines(
     figure = Figure(width)
     (axes,) = figure.panels(1, 1, 3.1 if width == PAGE else 2.6)
     style.log_axis(axes, "y", [y for line in chosen for _, y in line.points])
-    _scale_x(axes, [sweep.value(case) for case in cases], figure.panel_width)
+    scale_x(axes, [sweep.value(case) for case in cases], figure.panel_width)
     axes.set_xlabel(sweep.label)
     for line in chosen:
         look = style.family_look(line.variant.scheme)
@@ -234,7 +234,7 @@ def _draw_lines(
     return figure, axes
 
 
-def _scale_x(axes: Axes, positions: Sequence[int], inches: float) -> None:
+def scale_x(axes: Axes, positions: Sequence[int], inches: float) -> None:
     """Make the x axis logarithmic, with a small tick at each position and numbers where there is room."""
     axes.set_xscale("log", base=2)
     axes.set_xlim(positions[0] / 1.3, positions[-1] * 1.3)

@@ -1,0 +1,156 @@
+"""Tables of suite ``peers``: generations of esbench beside those of other libraries."""
+
+from esbench.report import captions
+from esbench.report.analysis.peers import Generations, evaluations, heading, name
+from esbench.report.tables.measured import median_number
+from esbench.report.tables.table import Block, Cell, CellNumber, Footnotes, Section, Table, number_cell
+from esbench.schema import QUALITY, Case, Measurement, Run, Skipped, Variant
+from esbench.stats import median
+from esbench.units import format_cell
+
+MEMORY = ("process_peak_bytes", "fresh process")
+SET_UP = ("set_up_ns", "first generation")
+N_EFF = ("n_eff_count", "quality law")
+CORNER = "evaluations x rows"
+
+
+def peer_sections(run: Run) -> list[Section]:
+    """Return the times of all variants on all cases, and what else was measured; nothing for other runs."""
+    generations = Generations.of(run)
+    if generations is None:
+        return []
+    notes = Footnotes()
+    blocks = [_times(generations, notes), _multiples(generations, notes), _others(generations, notes)]
+    return [
+        Section(
+            title="A generation",
+            origin=captions.origin(run),
+            conditions=captions.conditions(generations.grid, generations.cases),
+            blocks=tuple(blocks),
+            footnotes=tuple(notes),
+            run_id=run.header.run_id,
+        )
+    ]
+
+
+def summary(run: Run) -> Table | None:
+    """Return the fastest variant of each library over the populations; None for other runs."""
+    generations = Generations.of(run)
+    if generations is None or generations.ours is None:
+        return None
+    cases = generations.sweep[1:]  # three columns of times are enough
+    notes, labels, rows = Footnotes(), [], []
+    best = generations.best_of_libraries(cases)
+    reference = best[0]
+    middle = cases[len(cases) // 2]
+    for variant in best:
+        labels.append(name(variant))
+        cells = [_time_cell(generations, variant, case, notes) for case in cases]
+        cells.append(_ratio_cell(generations, variant, reference, middle))
+        cells.append(_per_ms_cell(generations, variant, middle))
+        cells.append(_quality_cell(generations, variant, MEMORY))
+        cells.append(_loss_cell(generations, variant, notes))
+        rows.append(tuple(cells))
+    headings = [f"{evaluations(case):,} (ms)" for case in cases]
+    at = f"{evaluations(middle):,}"
+    headings += [f"x fastest at {at}", f"n_eff per ms at {at}", "memory (MB)", "loss"]
+    corner = f"evaluations of {middle.repeats // 2} rows"
+    return Table(corner, tuple(headings), tuple(labels), tuple(rows))
+
+
+def _times(generations: Generations, notes: Footnotes) -> Block:
+    cases, variants = generations.cases, generations.grid.variants
+    cells = [tuple(_time_cell(generations, variant, case, notes) for case in cases) for variant in variants]
+    labels = [name(variant) for variant in variants]
+    cells.append(tuple(Cell(_winner(generations, case)) for case in cases))
+    table = Table(CORNER, tuple(map(heading, cases)), (*labels, "fastest"), tuple(cells))
+    return Block("Time (ms)", ": the median of a generation.", table)
+
+
+def _winner(generations: Generations, case: Case) -> str:
+    fastest = generations.fastest(case)
+    return name(fastest[0]) if fastest else ""
+
+
+def _multiples(generations: Generations, notes: Footnotes) -> Block:
+    ours, cases = generations.ours, generations.cases
+    variants = [variant for variant in generations.grid.variants if variant != ours]
+    cells = [
+        tuple(
+            _ratio_cell(generations, variant, ours, case) if ours else notes.missing_cell() for case in cases
+        )
+        for variant in variants
+    ]
+    labels = tuple(name(variant) for variant in variants)
+    table = Table(CORNER, tuple(map(heading, cases)), labels, tuple(cells))
+    reference = name(ours) if ours else "esbench"
+    note = f": time(variant) / time({reference}) inside rounds; below 1 the variant is faster."
+    return Block(f"Multiple of {reference}", note, table)
+
+
+def _others(generations: Generations, notes: Footnotes) -> Block:
+    cases = generations.sweep
+    largest = cases[-1]
+    variants = generations.grid.variants
+    rows = tuple(
+        (
+            *(_per_ms_cell(generations, variant, case) for case in cases),
+            _quality_cell(generations, variant, MEMORY),
+            _loss_cell(generations, variant, notes),
+            _quality_cell(generations, variant, SET_UP, largest),
+        )
+        for variant in variants
+    )
+    headings = [f"n_eff per ms, {evaluations(case):,}" for case in cases]
+    headings += ["memory (MB)", "loss", "first generation (ms)"]
+    labels = tuple(name(variant) for variant in variants)
+    return Block("Quality, memory and set-up", "", Table(CORNER, tuple(headings), labels, rows))
+
+
+def _time_cell(generations: Generations, variant: Variant, case: Case, notes: Footnotes) -> Cell:
+    row = generations.at(variant, case)
+    if row is None:
+        return notes.missing_cell()
+    if isinstance(row, Skipped):
+        return notes.skipped_cell(row)
+    return number_cell(median_number(row))
+
+
+def _ratio_cell(generations: Generations, variant: Variant, other: Variant, case: Case) -> Cell:
+    ratio = generations.ratio(variant, other, case)
+    if ratio is None:
+        return Cell("")
+    rows = [row for each in (variant, other) if isinstance(row := generations.at(each, case), Measurement)]
+    return number_cell(
+        CellNumber("time_multiplier", ratio.value, tuple(rows), ratio.low, ratio.high, kind="multiple")
+    )
+
+
+def _per_ms_cell(generations: Generations, variant: Variant, case: Case) -> Cell:
+    n_eff, row = generations.quality(variant, case, *N_EFF), generations.at(variant, case)
+    if variant.mode == "base" or n_eff is None or not isinstance(row, Measurement):
+        return Cell("")
+    members, time_ns = median(n_eff), median(row)
+    if members is None or not time_ns:
+        return Cell("")
+    return number_cell(
+        CellNumber("effective_members_per_ms", members / (time_ns / 1e6), (row, n_eff), kind="number")
+    )
+
+
+def _quality_cell(
+    generations: Generations, variant: Variant, metric: tuple[str, str], case: Case | None = None
+) -> Cell:
+    row = generations.quality(variant, case, *metric) if case else None
+    row = row or generations.anywhere(variant, *metric)
+    return Cell(format_cell(row.metric, median(row))) if row else Cell("")
+
+
+def _loss_cell(generations: Generations, variant: Variant, notes: Footnotes) -> Cell:
+    """Return the loss after training, or the reason if the quality of the variant failed."""
+    rows = [row for row in generations.grid.run.rows if (row.variant, row.phase) == (variant, QUALITY)]
+    for row in rows:
+        if isinstance(row, Measurement) and row.metric == "loss" and row.method != "start":
+            return number_cell(CellNumber("loss", median(row), (row,), kind="number"))
+    failed = [row for row in rows if isinstance(row, Skipped) and row.status == "failed"]
+    return notes.skipped_cell(failed[0]) if failed else Cell("")
