@@ -41,6 +41,11 @@ def take_channels(x: Tensor, index: Tensor) -> Tensor:
     return x.flatten(1, 3).index_select(1, rows).unflatten(1, index.shape)
 
 
+def add_to_channels(y: Tensor, index: Tensor, values: Tensor) -> Tensor:
+    """Add values [r, m, g, k] to channels of y [r, m, g, c] at each member's index [m, g, k], in place."""
+    return y.scatter_add_(3, index.expand(values.shape), values.to(y.dtype))
+
+
 def append_axes(values: Tensor, like: Tensor) -> Tensor:
     """Append axes of length 1 until ``values`` has as many axes as ``like``."""
     return values.reshape(*values.shape, *[1] * (like.dim() - values.dim()))

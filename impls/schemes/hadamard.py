@@ -10,7 +10,7 @@ beyond the outputs and inputs are not computed.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from impls.perturbation.member_ops import (
     sum_outer_products,
 )
 from impls.perturbation.noise import Noise, NoiseStream, pieces
-from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.operators import AbstractOperator, TransposedLinear
 from impls.perturbation.scheme import AbstractScheme, Flops
 
 PIECE_BYTES = 2**21
@@ -93,6 +93,14 @@ class Hadamard(AbstractScheme[HadamardNoise]):
         for start, stop in pieces(members, all_bytes // max(1, members), piece_bytes):
             self._add_corrections(op, noise.narrow(start, stop), x[:, start:stop], y[:, start:stop], sigma)
         return y
+
+    @override
+    def forward_transposed(
+        self, op: TransposedLinear, weight: Tensor, noise: HadamardNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        # H is symmetric: the signs of rows are those of the transpose's columns.
+        swapped = replace(noise, inputs=noise.outputs, outputs=noise.inputs)
+        return self.forward(op.untransposed, weight.mT, swapped, x, sigma)
 
     @override
     def weighted_sum(self, noise: HadamardNoise, utilities: Tensor) -> Tensor:

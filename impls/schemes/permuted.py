@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.perturbation.member_ops import (
+    add_to_channels,
     append_axes,
     apply_cores,
     group_by_core,
@@ -21,7 +22,7 @@ from impls.perturbation.member_ops import (
     unused_core_bytes,
 )
 from impls.perturbation.noise import Noise, NoiseStream, piece_bytes, pieces
-from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.operators import AbstractOperator, TransposedLinear
 from impls.perturbation.scheme import AbstractAdditiveScheme, Flops, check_choice, check_count, check_fraction
 
 
@@ -112,6 +113,16 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
             x = take_channels(x, noise.inputs)
         y = apply_cores(op, x, noise.core, noise.members)
         return y if noise.outputs is None else take_channels(y, noise.outputs)
+
+    @override
+    def forward_transposed(
+        self, op: TransposedLinear, weight: Tensor, noise: PermutedNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        y = op.apply_shared(x, weight)
+        if noise.outputs is not None:  # the row of zeros takes the outputs that are not selected
+            x = add_to_channels(x.new_zeros(*x.shape[:3], noise.core.shape[2]), noise.outputs, x)
+        changes = apply_cores(op, x, noise.core, noise.members) * sigma
+        return y.add_(changes) if noise.inputs is None else add_to_channels(y, noise.inputs, changes)
 
     @override
     def weighted_sum(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.perturbation.errors import UnsupportedError
-from impls.perturbation.member_ops import append_axes, count_signs, take_channels
+from impls.perturbation.member_ops import add_to_channels, append_axes, count_signs, take_channels
 from impls.perturbation.noise import Noise, NoiseStream
-from impls.perturbation.operators import AbstractOperator
+from impls.perturbation.operators import AbstractOperator, TransposedLinear
 from impls.perturbation.scheme import AbstractAdditiveScheme, Flops, check_choice, check_count
 
 
@@ -77,6 +77,13 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
     @override
     def correction(self, op: AbstractOperator, noise: SparseNoise, x: Tensor) -> Tensor:
         return op.apply_per_member(take_channels(x, noise.columns), noise.values.transpose(2, 3))
+
+    @override
+    def forward_transposed(
+        self, op: TransposedLinear, weight: Tensor, noise: SparseNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        changes = op.untransposed.apply_per_member(x, noise.values)
+        return add_to_channels(op.apply_shared(x, weight), noise.columns, changes * sigma)
 
     @override
     def weighted_sum(self, noise: SparseNoise, utilities: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from esbench.workload import build
 from impls import Population, perturb
 from impls.benchmark import inputs
 from impls.perturbation.errors import UnsupportedError
-from impls.perturbation.operators import AbstractOperator, Convolution, Linear
+from impls.perturbation.operators import AbstractOperator, Convolution, Linear, TransposedLinear
 from impls.perturbation.scheme import AbstractAdditiveScheme, AbstractScheme, AnyScheme
 from impls.quality import bias, kappa
 from impls.verify import checks
@@ -124,6 +124,25 @@ def test_odd_shapes_are_right_or_refused(entry: Entry) -> None:
     layers = [(nn.Linear(i, o), (i,)) for o, i in ((1, 1), (1, 5), (5, 1), (3, 7), (17, 33))]
     check_each(((*layer, members) for layer in layers for members in (1, 3)), check)
     check(nn.Conv2d(1, 1, (2, 3), padding=1), (1, 4, 5), 2)
+
+
+@every_scheme
+def test_products_with_the_transpose_agree_with_the_reference(entry: Entry) -> None:
+    """The transpose of each member's weight, as a tied decoder uses it, with plain and antithetic halves."""
+    scheme = scheme_of(entry)
+    if not suits(entry, PLAIN) or scheme.learns_from_rows:
+        return
+
+    def check(o: int, i: int, sigma: float | Tensor) -> None:
+        x, weight = normal(2, 7, 1, o), normal(1, o, i)
+        noise = scheme.prepare(scheme.sample(weight, make_stream(range(3, 10))), weight, 0.1)
+        y = scheme.forward_transposed(TransposedLinear(), weight, noise, x, sigma)
+        expected = x @ weight + sigma * (x.unsqueeze(3) @ scheme.dense_noise(noise)).squeeze(3)
+        torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+
+    signed = torch.tensor([0.1, -0.1]).double().view(2, 1, 1, 1)
+    with torch.no_grad():
+        check_each(((o, i, sigma) for o, i in ((5, 12), (12, 5)) for sigma in (0.1, signed)), check)
 
 
 @every_scheme
