@@ -131,6 +131,13 @@ def peers(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def tasks(session: nox.Session) -> None:
+    """Train four tasks until a goal with six schemes, in half an hour; writes build/reports/tasks.md."""
+    install(session, *PROJECT, *group("tasks"))
+    session.run("python", "-m", "esbench", "tasks", *session.posargs)
+
+
+@nox.session(default=False)
 def gate(session: nox.Session) -> None:
     """Compare this revision with the merge base, or with `-- --base REV`: is it slower, larger or wrong?"""
     install(session, *PROJECT)

@@ -384,6 +384,45 @@ class Recipe(Strict, frozen=True, kw_only=True):
     learning_rate: Positive = 0.02
 
 
+class Task(Strict, frozen=True, kw_only=True):
+    """A task of the study of tasks, with the same settings for every variant.
+
+    Attributes:
+        name: its name.
+        members: antithetic pairs of the population.
+        batch: episodes or rows that each member sees, with its noise and minus it, in a step.
+        sigma: scale of the noise.
+        learning_rate: the first one of Adam; it falls to zero as a cosine.
+        steps: training ends after this many steps, if the goal is not reached before.
+        every: steps from one test to the next.
+        score: what is tested, with its unit.
+        goal: the score to be reached in two tests in a row.
+        rises: whether a higher score is better.
+        tests: what the network is and how it is tested, in a sentence.
+    """
+
+    name: str
+    members: Count
+    batch: Count
+    sigma: Positive
+    learning_rate: Positive
+    steps: Count
+    every: Count
+    score: str
+    goal: float
+    rises: bool
+    tests: str
+
+    @property
+    def evaluations(self) -> int:
+        """The evaluations of a step, each of a whole batch."""
+        return 2 * self.members
+
+    def reached(self, score: float) -> bool:
+        """Return whether a score is at least as good as the goal."""
+        return score >= self.goal if self.rises else score <= self.goal
+
+
 class Outcome(Strict, frozen=True, kw_only=True):
     """The result of a training run of the digits study.
 

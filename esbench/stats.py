@@ -3,6 +3,7 @@
 The median of a measurement is ``None`` if it has no samples, or if a sample is not finite.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ BUSY = 0.25
 POWER_CAP = "power cap"
 """The throttling reason of a GPU that lowers its clock to stay within its power limit."""
 LATENCY = "latency_ns"
+PERMUTED = 7
+"""The p value of a rank correlation is exact for at most this many pairs: 5040 permutations."""
 
 _MIN_SHARED_ROUNDS = 2
 """With fewer shared rounds, a ratio is that of the medians."""
@@ -100,6 +103,25 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Interval | No
         return None
     ordered = sorted(values)
     return Interval(float(ordered[rank - 1]), float(median_of(ordered)), float(ordered[-rank]))
+
+
+def rank_correlation(x: Sequence[float], y: Sequence[float]) -> tuple[float, float] | None:
+    """Return Spearman's rank correlation and its two-sided p value; None if it is not defined.
+
+    The p value is exact, from all permutations, for at most PERMUTED pairs, and an approximation above.
+    """
+    if len(set(x)) < 2 or len(set(y)) < 2:  # noqa: PLR2004  all are equal
+        return None
+    from scipy.stats import rankdata, spearmanr  # noqa: PLC0415  slow to import
+
+    result = spearmanr(x, y)
+    rho = float(result.statistic)
+    if len(x) > PERMUTED:
+        return rho, float(result.pvalue)
+    first, second = (ranks - ranks.mean() for ranks in map(rankdata, (x, y)))
+    orders = np.array(list(itertools.permutations(range(len(x)))))
+    rhos = first[orders] @ second / np.sqrt((first @ first) * (second @ second))
+    return rho, float(np.mean(np.abs(rhos) >= abs(rho) - 1e-9))
 
 
 def median_of_values(values: Sequence[float]) -> float | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import singledispatch
 from typing import Any, Protocol
 
-from esbench.schema import Case, Outcome, Phase, Recipe, Work
+from esbench.schema import Case, Outcome, Phase, Recipe, Task, Work
 
 
 class UnavailableError(Exception):
@@ -103,6 +103,17 @@ def build(scheme: object, case: Case, device: str, seed: int) -> Workload:  # no
     )
 
 
+class Training(Protocol):
+    """A training run of a task, step by step."""
+
+    def step(self, number: int) -> None:
+        """Do a training step; the number, from 0, decides noise and batch."""
+
+    def score(self) -> float:
+        """Return the score of the network."""
+        ...
+
+
 class Trainer(Protocol):
     """The interface for training with a scheme; measuring does not use it.
 
@@ -128,6 +139,28 @@ class Trainer(Protocol):
         Raises:
             UnavailableError: the scheme does not support the network.
         """
+
+    def tasks(self) -> Sequence[Task]:
+        """Return the tasks of the study of tasks."""
+        ...
+
+    def prepare_task(self, task: Task) -> None:
+        """Check that a task can be learned.
+
+        Raises:
+            UserError: a package that it needs is missing.
+        """
+
+    def begin(self, scheme: Any, task: Task, seed: int, device: str) -> Training:  # noqa: ANN401  see the class
+        """Return a training run of a task before its first step.
+
+        Raises:
+            UnavailableError: the scheme does not support the network.
+        """
+        ...
+
+    def effective_members(self, scheme: Any, task: Task, device: str) -> float | None:  # noqa: ANN401  see the class
+        """Return n_eff of the antithetic pairs of a task, None if it has no closed form."""
 
     def sharded_step(
         self,

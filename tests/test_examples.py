@@ -13,7 +13,7 @@ import torch
 from impls.training import networks
 
 ROOT = Path(__file__).parent.parent
-OTHERS = ("comparison", "architecture_search", "cartpole")
+OTHERS = ("comparison", "architecture_search", "cartpole", "characters")
 """A module that the examples share, and examples with another table and other tests."""
 SCRIPTS = [path for path in sorted(ROOT.glob("examples/*.py")) if path.stem not in OTHERS]
 pytestmark = pytest.mark.filterwarnings("ignore:entries will never move")  # the runs have too few steps
@@ -109,9 +109,22 @@ def test_a_policy_learns_to_balance_the_pole(
     assert int(episodes) < 64 * 300
 
 
+def test_a_transformer_learns_characters(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The example prints bits per character beside the bigram entropy, and learns within some steps."""
+    script = ROOT / "examples/characters.py"
+    monkeypatch.syspath_prepend(script.parent)
+    run(script, "--steps", "12", "--members", "64")
+    *_, learned, bigram = capsys.readouterr().out.splitlines()
+    assert learned.split()[0] == "LowRank"
+    assert 3 < float(learned.split()[1]) < 4.4
+    assert bigram.split()[:2] == ["bigram", "entropy"]
+
+
 def test_examples_run_from_anywhere_without_an_installation(tmp_path: Path) -> None:
     """The examples' shared module adds the checkout to the path before it imports the packages."""
-    for path in (*SCRIPTS, ROOT / "examples/cartpole.py"):
+    for path in (*SCRIPTS, *(ROOT / f"examples/{name}.py" for name in ("cartpole", "characters"))):
         imports = re.findall(r"^from (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
         ours = [name for name in imports if name in {"esbench", "impls", "comparison"}]
         assert ours[0] == "comparison", path

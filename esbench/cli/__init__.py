@@ -29,6 +29,7 @@ from esbench.cli import (  # noqa: F401  # each registers its command
     report,
     run,
     scaling,
+    tasks,
 )
 from esbench.cli.options import FAILED, INTERRUPTED, USAGE, app
 from esbench.errors import UserError

@@ -20,7 +20,7 @@ from esbench.report.tables.table import Section
 from esbench.report.web.render import page as web_page
 from esbench.schema import Run
 from esbench.store import PUBLISHED, Problem, read_run
-from esbench.studies import digits, gate_power, kernels, peers, scaling, timer_accuracy
+from esbench.studies import digits, gate_power, kernels, peers, scaling, tasks, timer_accuracy
 from esbench.text import escape, file_name, one_line, short_file_name
 
 HISTORY, WEB_PAGE = "history.md", "index.html"
@@ -75,7 +75,8 @@ def render(
     In every format there is a page ``<device>/<suite>/tables`` for each run (``<suite>-<dtype>`` for a run
     with ``--dtype``) and a page ``published``. LaTeX also has ``references.bib``. Markdown also has plots,
     ``<device>/history.md`` for devices with enough runs, the studies (``accuracy.md``, ``digits.md``,
-    ``gate.md``, ``peers.md``, and ``kernels.md`` with runs on a GPU) and the web page ``index.html``.
+    ``tasks.md``, ``gate.md``, ``peers.md``, and ``kernels.md`` with runs on a GPU) and the web page
+    ``index.html``.
 
     Returns:
         The files written, and the problems of reading and writing.
@@ -112,6 +113,7 @@ def render(
         lambda: kernels.render(out, selected.runs),
         lambda: peers.render(out, selected.runs),
         lambda: scaling.render(results, out),
+        lambda: tasks.render(results, out),
     )
     for write_study in studies:
         try:

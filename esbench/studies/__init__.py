@@ -1,4 +1,4 @@
-"""Studies: accuracy of the timers, power of the gate, training on digits, scaling, goals of kernels."""
+"""Studies: accuracy of the timers, power of the gate, digits, tasks, scaling, goals of kernels."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -83,6 +83,11 @@ class Study(Strict, frozen=True, kw_only=True):
     training_runs: tuple[TrainingRun, ...] = msgspec.field(default=(), name="trainings")
     untrained: tuple[Untrained, ...] = ()
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing remains to be trained."""
+        return not self.remaining_runs()
+
     def remaining_runs(self) -> list[tuple[int, Recipe, Variant]]:
         """Return the remaining training runs: all variants with the first seed, then with the next."""
         done = {(run.seed, run.network, run.variant) for run in self.training_runs}

@@ -15,6 +15,7 @@ from esbench.progress import Show
 from esbench.registry import Entry
 from esbench.schema import OUT_OF_MEMORY, Environment, Outcome, Recipe
 from esbench.store import new_run_id
+from esbench.studies import tasks
 from esbench.studies.digits import SCHEMA, Study, TrainingRun, Untrained, study_path
 from esbench.workload import UnavailableError, trainer
 
@@ -46,19 +47,19 @@ def begin(
         seeds=tuple(seeds),
         variants=tuple(entry.variant for entry in entries),
         environment=environment,
-        code=_code(entries),
+        code=code_of(entries),
     )
 
 
-def check_resumable(study: Study, entries: Sequence[Entry], environment: Environment) -> None:
+def check_resumable(study: Study | tasks.Study, entries: Sequence[Entry], environment: Environment) -> None:
     """Check that an incomplete study can be continued with the same code in the same environment.
 
     Raises:
         UserError: the study is complete, or the code or the environment differs.
     """
-    if not study.remaining_runs():
+    if study.is_complete:
         raise UserError(f"{study.study_id} is complete: there is nothing to resume")
-    code = _code([entry for entry in entries if entry.variant in study.variants])
+    code = code_of([entry for entry in entries if entry.variant in study.variants])
     if changes := differences(study.environment, environment, study.code, code):
         raise UserError(
             f"{study.study_id} cannot be resumed, because this changed: {'; '.join(changes)}; "
@@ -96,6 +97,6 @@ def conduct(study: Study, entries: Sequence[Entry], progress: Show, results: Pat
     return study
 
 
-def _code(entries: Sequence[Entry]) -> dict[str, str]:
+def code_of(entries: Sequence[Entry]) -> dict[str, str]:
     """Return hashes of the schemes and their packages, without the harness."""
     return {name: code for name, code in source_hashes(entries).items() if name != "esbench"}

@@ -105,7 +105,7 @@ def test_every_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None
     overview = capsys.readouterr().out
     assert "..." not in overview.partition("Commands:")[2]
     commands = [group.name or group.callback.__name__ for group in app.registered_commands if group.callback]
-    assert len(commands) == 17
+    assert len(commands) == 18
     for command in commands:
         assert f"  {command} " in overview
         assert run(command, "--help") == 0

@@ -15,7 +15,7 @@ from esbench.studies.digits_run import train
 from esbench.workload import UnavailableError, trainer
 from impls import Perturbed, SparsePerturbed, perturb
 from impls.training import networks
-from impls.training.evolution import effective_members, evolve, is_unbiased
+from impls.training.evolution import effective_members, evolve, is_unbiased, squares
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,11 @@ def test_n_eff_of_a_network() -> None:
         float(gradient.square().sum()) for gradient in torch.autograd.grad(loss, tuple(model.parameters()))
     )
     kappa, d, n = 2.0 * weight / (weight + bias), 8, 16
-    assert effective_members(model, WithKappa(), n, x, y) == pytest.approx(n / (1 + kappa * n / d))
-    assert effective_members(model, WithKappa(value=0.0), n, x, y) == n
-    assert effective_members(model, WithKappa(value=None), n, x, y) is None
+    shares = squares(model, x, y)
+    assert shares == pytest.approx({"weight": weight, "bias": bias})
+    assert effective_members(model, WithKappa(), n, shares) == pytest.approx(n / (1 + kappa * n / d))
+    assert effective_members(model, WithKappa(value=0.0), n, shares) == n
+    assert effective_members(model, WithKappa(value=None), n, shares) is None
     digits = networks.untrained("DigitsMLP")
     assert is_unbiased(digits, Perturbed(), 0.1)
     assert not is_unbiased(digits, Scaled(), 0.1)

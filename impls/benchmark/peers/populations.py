@@ -17,7 +17,7 @@ from impls.schemes.hadamard import Hadamard
 from impls.schemes.lowrank import LowRank
 from impls.schemes.sparse import SparsePerturbed
 from impls.shaping import centered_ranks
-from impls.training.evolution import effective_members
+from impls.training.evolution import effective_members, squares
 
 SCHEMES = {
     type(scheme).__name__: scheme
@@ -89,4 +89,4 @@ class Esbench(AbstractPeer):
     @override
     def effective_members(self, task: Task, x: Tensor) -> float | None:
         model = copy.deepcopy(task.model).requires_grad_()
-        return effective_members(model, SCHEMES[self.scheme], task.pairs, x, task.y)
+        return effective_members(model, SCHEMES[self.scheme], task.pairs, squares(model, x, task.y))
