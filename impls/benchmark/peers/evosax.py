@@ -20,7 +20,7 @@ from impls.benchmark.training.workload import check_supported
 
 SCANNED = 5
 """The generations of a scan."""
-SCANNED_MEMBERS = 2048
+SCANNED_MEMBERS = 256
 """The most evaluations of a scan: above, the start of a call is less than a hundredth of its time."""
 
 

@@ -27,12 +27,12 @@ suite(
         variants=(f"*{OPERATOR}*", "LoopOverMembers", "Backpropagation"),
         cases=(
             *(case(population) for population in (64, 256, 2048, 16384)),
-            *(case(population, rows=1) for population in (2048, 16384)),
+            case(2048, rows=1),
             case(2048, width=256),
             case(256, width=1024),
         ),
         phases=("forward", "step", QUALITY),
-        cell_s=0.5,
+        cell_s=0.2,
         active=(),
         limit_s=600.0,
     )

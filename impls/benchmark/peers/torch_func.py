@@ -18,7 +18,11 @@ from impls.benchmark.peers.workload import (
     Task,
     mean_loss,
 )
+from impls.benchmark.training.workload import check_supported
 from impls.shaping import centered_ranks
+
+LOOPED_MEMBERS = 2048
+"""The most evaluations of a loop."""
 
 
 class Drawn(NamedTuple):
@@ -123,6 +127,10 @@ class LoopOverMembers(AbstractPeer):
 
     @override
     def search(self, task: Task) -> AbstractSearch:
+        check_supported(
+            task.population <= LOOPED_MEMBERS,
+            f"a loop takes seconds: measured up to {LOOPED_MEMBERS} evaluations",
+        )
         return LoopSearch(task)
 
 
@@ -158,3 +166,7 @@ class Backpropagation(AbstractPeer):
     @override
     def search(self, task: Task) -> AbstractSearch:
         return BackpropagationSearch(task)
+
+    @override
+    def effective_members(self, task: Task, x: Tensor) -> None:
+        return None  # it has the gradient

@@ -133,7 +133,7 @@ class AbstractPeer(ABC):
         """Start a search; raise UnavailableError if it cannot run here."""
 
     def effective_members(self, task: Task, x: Tensor) -> float | None:  # noqa: ARG002  some depend on it
-        """Return n_eff by the quality law, None if it has no closed form; x is a batch."""
+        """Return n_eff by the quality law on a batch, None if it has no closed form."""
         return float(task.pairs)
 
 
@@ -268,9 +268,7 @@ class PeerWorkload(Workload):
         yield quality_metric("set_up_ns", "first generation", [self._first_ns])
         n_eff = self._scheme.effective_members(self._task, self._x.items[0])
         samples = [] if n_eff is None else [n_eff]
-        yield quality_metric(
-            "n_eff_count", "quality law", samples, "" if samples else "kappa has no closed form"
-        )
+        yield quality_metric("n_eff_count", "quality law", samples, "" if samples else "no closed form")
         where = f"compared on {LEARNED.label}" if self._scheme.SHAPES else "it needs another learning rate"
         losses: Sequence[float] = ()
         if self._is(LEARNED) and self._scheme.SHAPES:
