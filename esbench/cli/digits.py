@@ -85,7 +85,7 @@ def digits(
             raise
     for recipe in study.recipes:
         typer.echo(verdict(study, recipe.network))
-        for reason in reasons(study, recipe.network):
+        for reason in reasons(study.untrained, recipe.network):
             note(f"{recipe.network}: {reason}")
     for page in render(results, reports):
         note(f"written to {page}")

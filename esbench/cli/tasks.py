@@ -52,8 +52,9 @@ def tasks(
     from esbench.measure.environment import environment, resolve_device
     from esbench.progress import showing
     from esbench.studies import tasks_run
+    from esbench.studies.digits import reasons
     from esbench.studies.digits_run import check_resumable
-    from esbench.studies.tasks import VARIANTS, finding, newest_study, reasons, render, study_path
+    from esbench.studies.tasks import VARIANTS, finding, newest_study, render, study_path
 
     entries = load_entries(["*"] if resume else variants or list(VARIANTS), plugin)
     device_type = resolve_device(device)
@@ -78,7 +79,7 @@ def tasks(
             raise
     for learned in study.tasks:
         typer.echo(finding(study, learned))
-        for reason in reasons(study, learned):
+        for reason in reasons(study.untrained, learned.name):
             note(f"{learned.name}: {reason}")
     for page in render(results, reports):
         note(f"written to {page}")

@@ -193,11 +193,11 @@ def verdict(study: Study, network: str) -> str:
     return f"{text}; not {', '.join(missed)}" if missed else text
 
 
-def reasons(study: Study, network: str) -> list[str]:
-    """Return one line per variant that could not be trained on a network, with the reason."""
+def reasons(untrained: Sequence[Untrained], network: str) -> list[str]:
+    """Return one line per variant that could not be trained on a network or task, with the reason."""
     return [
         f"{failure.variant.name}{' failed' if failure.failed else ''}: {one_line(failure.reason)}"
-        for failure in study.untrained
+        for failure in untrained
         if failure.network == network
     ]
 
@@ -222,7 +222,7 @@ def page(studies: Sequence[Study]) -> str:
         for recipe in study.recipes:
             parts += [f"### {recipe.network}"]
             parts += [f"{_describe(recipe)} {escape(verdict(study, recipe.network))}.", _table(study, recipe)]
-            if listed := [f"- {escape(reason)}" for reason in reasons(study, recipe.network)]:
+            if listed := [f"- {escape(reason)}" for reason in reasons(study.untrained, recipe.network)]:
                 parts.append("\n".join(["Not trained:", "", *listed]))
             missing = sum(remaining_recipe == recipe for _, remaining_recipe, _ in study.remaining_runs())
             if missing:

@@ -17,7 +17,17 @@ from esbench.schema import OUT_OF_MEMORY, Environment, Outcome, Recipe
 from esbench.store import new_run_id
 from esbench.studies import tasks
 from esbench.studies.digits import SCHEMA, Study, TrainingRun, Untrained, study_path
-from esbench.workload import UnavailableError, trainer
+from esbench.workload import Trainer, UnavailableError, trainer
+
+
+def trainer_of(scheme: object) -> Trainer:
+    """Return the trainer of a scheme; raise an UnavailableError if its package does not train."""
+    found = trainer(scheme)
+    if found is None:
+        raise UnavailableError(
+            f"{type(scheme).__name__} cannot be trained: its package registers no esbench.workload.trainer"
+        )
+    return found
 
 
 def train(scheme: object, recipe: Recipe, seed: int, device: str) -> Outcome:
@@ -26,12 +36,7 @@ def train(scheme: object, recipe: Recipe, seed: int, device: str) -> Outcome:
     Raises:
         UnavailableError: the scheme does not support the network, or its package does not train.
     """
-    network_trainer = trainer(scheme)
-    if network_trainer is None:
-        raise UnavailableError(
-            f"{type(scheme).__name__} cannot be trained: its package registers no esbench.workload.trainer"
-        )
-    return network_trainer.train(scheme, recipe, seed, device)
+    return trainer_of(scheme).train(scheme, recipe, seed, device)
 
 
 def begin(

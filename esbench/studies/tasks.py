@@ -19,8 +19,8 @@ from esbench.report.formats import write
 from esbench.report.formats.markdown import image, join, table
 from esbench.schema import Environment, Positive, Sample, Strict, Task, Variant
 from esbench.studies import newest_files, origin
-from esbench.studies.digits import DENSE, Untrained
-from esbench.text import escape, one_line, pluralize
+from esbench.studies.digits import DENSE, Untrained, reasons
+from esbench.text import escape, pluralize
 from esbench.units import ABSENT, format_multiplier, format_number
 
 SCHEMA = 1
@@ -309,20 +309,11 @@ def page(studies: Sequence[Study], pictures: dict[str, list[tuple[Path, str]]]) 
             if rho.evaluations:
                 sizes = f"Rank correlation of n_eff and 1 / evaluations {_rho(rho.evaluations)}."
                 parts.append(f"{sizes} {disagreement(results)}")
-            if listed := [f"- {escape(reason)}" for reason in reasons(study, task)]:
+            if listed := [f"- {escape(reason)}" for reason in reasons(study.untrained, task.name)]:
                 parts.append("\n".join(["Not trained:", "", *listed]))
             if missing := sum(remaining == task for _, remaining, _ in study.remaining_runs()):
                 parts.append(f"Incomplete: {pluralize(missing, 'training run')} missing.")
     return join(part.rstrip() for part in parts)
-
-
-def reasons(study: Study, task: Task) -> list[str]:
-    """Return one line per variant that could not be trained on a task, with the reason."""
-    return [
-        f"{failure.variant.name}{' failed' if failure.failed else ''}: {one_line(failure.reason)}"
-        for failure in study.untrained
-        if failure.network == task.name
-    ]
 
 
 def _describe(task: Task) -> str:

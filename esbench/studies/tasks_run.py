@@ -29,9 +29,8 @@ from esbench.registry import REGISTRY, Entry, load, load_installed
 from esbench.schema import OUT_OF_MEMORY, Environment, Task, Variant
 from esbench.store import new_run_id
 from esbench.studies.digits import Untrained
-from esbench.studies.digits_run import code_of
+from esbench.studies.digits_run import code_of, trainer_of
 from esbench.studies.tasks import IN_A_ROW, SCHEMA, Learning, StepTime, Study, study_path
-from esbench.workload import Trainer, UnavailableError, trainer
 
 BUDGET_S = 4.0
 """The steps of a variant on a task are timed for about this long, in at least six rounds."""
@@ -50,16 +49,6 @@ class Plan:
     device: str
     plugins: Sequence[str] = ()
     processes: int = 1
-
-
-def trainer_of(entry: Entry) -> Trainer:
-    """Return the trainer of a variant; raise an UnavailableError if it has none."""
-    found = trainer(entry.scheme)
-    if found is None:
-        raise UnavailableError(
-            f"{entry.variant.name} cannot be trained: its package registers no esbench.workload.trainer"
-        )
-    return found
 
 
 def begin(
@@ -168,7 +157,7 @@ def train(variant: Variant, task: Task, seed: int, device: str) -> Learning | Un
     scores: list[float] = []
     try:
         entry = REGISTRY.entries[variant.name]
-        training = trainer_of(entry).begin(entry.scheme, task, seed, device)
+        training = trainer_of(entry.scheme).begin(entry.scheme, task, seed, device)
         for number in range(task.steps + 1):
             if number % task.every == 0:
                 scores.append(training.score())
@@ -196,7 +185,7 @@ def time_steps(task: Task, variants: Sequence[Variant], device: str) -> list[Ste
     calls, sizes = {}, {}
     for variant in variants:
         entry = REGISTRY.entries[variant.name]
-        entry_trainer = trainer_of(entry)
+        entry_trainer = trainer_of(entry.scheme)
         sizes[variant] = entry_trainer.effective_members(entry.scheme, task, device)
         step = entry_trainer.begin(entry.scheme, task, 0, device).step
         step(0)  # records the operations of a policy, which takes longer
