@@ -40,8 +40,8 @@ def tasks(
     """Train real tasks until they reach a goal.
 
     Shows whether the variant with the largest n_eff per ms learns fastest: two environments of gymnasium,
-    handwritten digits and a text, by default with one variant of each family of schemes. Finished training
-    runs are stored at once; the steps of all variants are timed at the end, when nothing else should run.
+    handwritten digits and a text, by default with one variant of each family of schemes. The steps of
+    all variants are timed first, when nothing else should run. Finished training runs are stored at once.
     Exit code 1 if a variant fails.
 
     Example: esbench tasks --task DigitsCNN --seeds 1

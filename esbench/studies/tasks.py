@@ -269,7 +269,7 @@ variant with the largest n_eff per ms learn fastest? `docs/tasks.md` says how it
   on one side of its pair, on a whole batch.
 - **To the goal**: until the first of {IN_A_ROW} tests in a row that reach it; the median over seeds, and the
   range.
-- **ms a step** is measured after training, all variants of a task in the same rounds, on one thread.
+- **ms a step** is measured before training, all variants of a task in the same rounds, on one thread.
   **Time to the goal** is the median number of steps times it, without tests.
 - **n_eff** of the pairs is n / (1 + kappa n / d). kappa has a closed form for each parameter, weighted by
   the squared gradient: the dot product of two independent estimates by dense noise at the initial weights,

@@ -1,4 +1,4 @@
-"""Run the study of tasks: train every variant until its goal, then time the steps of all of them in turn."""
+"""Run the study of tasks: time the steps of all variants in turn, then train each until the goal."""
 
 import multiprocessing
 import os
@@ -69,7 +69,7 @@ def begin(
 
 
 def conduct(study: Study, plan: Plan, progress: Show, results: Path) -> Study:
-    """Run the remaining training runs of a study, then time the steps; its file is written after each.
+    """Time the steps of a study, then run its remaining training runs; its file is written after each.
 
     A variant that cannot be trained is recorded with its reason.
 
@@ -83,6 +83,11 @@ def conduct(study: Study, plan: Plan, progress: Show, results: Path) -> Study:
         store.write_document(study, study_path(study, results))
 
     with one_thread():
+        for task in study.untimed():
+            progress(0, 1, f"timing the steps of {task.name}")
+            times, untrained = time_steps(task, study.trainable(task), plan.device)
+            others = tuple(step_time for step_time in study.times if step_time.task != task.name)
+            keep(times=(*others, *times), untrained=(*study.untrained, *untrained))
         total = len(study.learnings) + len(study.remaining_runs())
         for result in _trained(study, plan):
             if isinstance(result, Learning):
@@ -91,10 +96,6 @@ def conduct(study: Study, plan: Plan, progress: Show, results: Path) -> Study:
                 keep(untrained=(*study.untrained, result))
             left = len(study.remaining_runs())
             progress(total - left, total, f"{result.variant.name} on {_name(result)}")
-        for task in study.untimed():
-            progress(total, total, f"timing the steps of {task.name}")
-            others = tuple(step_time for step_time in study.times if step_time.task != task.name)
-            keep(times=(*others, *time_steps(task, study.trainable(task), plan.device)))
     return study
 
 
@@ -179,32 +180,44 @@ def _failure(variant: Variant, task: Task, error: BaseException) -> Untrained:
     return Untrained(variant=variant, network=task.name, reason=fault.reason, failed=failed)
 
 
-def time_steps(task: Task, variants: Sequence[Variant], device: str) -> list[StepTime]:
-    """Time the steps of all variants on a task in the same rounds, from the initial weights of seed 0."""
+def time_steps(
+    task: Task, variants: Sequence[Variant], device: str
+) -> tuple[list[StepTime], list[Untrained]]:
+    """Time the steps of all variants on a task in the same rounds, from the initial weights of seed 0.
+
+    Returns:
+        The times, and the variants that cannot be trained.
+
+    Raises:
+        UserError: as for :func:`train`.
+    """
     (clock, *_) = clocks(device, ("eager",) if device == "cuda" else ())
-    calls, sizes = {}, {}
+    calls, sizes, untrained = {}, {}, []
     for variant in variants:
-        entry = REGISTRY.entries[variant.name]
-        entry_trainer = trainer_of(entry.scheme)
-        sizes[variant] = entry_trainer.effective_members(entry.scheme, task, device)
-        step = entry_trainer.begin(entry.scheme, task, 0, device).step
-        step(0)  # records the operations of a policy, which takes longer
-        calls[variant] = TimedCall(partial(_next, step, count(1)), clock, BUDGET_S, is_reference=True)
+        scheme = REGISTRY.entries[variant.name].scheme
+        try:
+            sizes[variant] = trainer_of(scheme).effective_members(scheme, task, device)
+            step = trainer_of(scheme).begin(scheme, task, 0, device).step
+            step(0)  # records the operations of a policy, which takes longer
+        except UserError:
+            raise
+        except Exception as error:  # noqa: BLE001  any error of a variant is its reason
+            untrained.append(_failure(variant, task, error))
+        else:
+            calls[variant] = TimedCall(partial(_next, step, count(1)), clock, BUDGET_S, is_reference=True)
     for call in calls.values():
         call.warm_up()
     interleave(list(calls.values()), random.Random(0))  # noqa: S311  an order, not a secret
+    times = []
     for variant, call in calls.items():
         if call.failure:
-            raise UserError(f"timing {variant.name} on {task.name} failed: {call.failure.reason}")
-    return [
-        StepTime(
-            variant=variant,
-            task=task.name,
-            rounds=tuple(call.rounds[LATENCY]),
-            effective_members=sizes[variant],
-        )
-        for variant, call in calls.items()
-    ]
+            reason = call.failure.reason
+            untrained.append(Untrained(variant=variant, network=task.name, reason=reason, failed=True))
+        else:
+            rounds = tuple(call.rounds[LATENCY])
+            size = sizes[variant]
+            times.append(StepTime(variant=variant, task=task.name, rounds=rounds, effective_members=size))
+    return times, untrained
 
 
 def _next(step: Callable[[int], None], numbers: Iterator[int]) -> None:
