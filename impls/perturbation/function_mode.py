@@ -38,6 +38,7 @@ from impls.perturbation.layer_functions import (
     refuse_batch_statistics,
 )
 from impls.perturbation.member_tensors import (
+    CHOSEN,
     FIRST,
     SECOND,
     UNKNOWN,
@@ -604,7 +605,7 @@ class MemberFunctionMode(TorchFunctionMode):
                 lambda values: self._call_layer(layer, arguments._replace(x=values)),
             )
         if axis == SECOND and not _takes_features_last(operator):
-            raise self._without_rows(layer, x)
+            raise self._without_rows(layer.name, x)
         rows = x if axis is FIRST else axis.to_first(x, self._sides, self._members)
         self._used.add(layer.name)
         if layer.learns_from_rows:
@@ -661,15 +662,23 @@ class MemberFunctionMode(TorchFunctionMode):
         self.uses[layer.name, x.shape] += 1
         axis = self._rows_axis(layer.name, x)
         if axis is None and x.shape not in self._rows_axes.get(layer.name, ()):
-            raise self._without_rows(layer, x)
+            raise self._without_rows(layer.name, x)
         return axis
 
-    def _without_rows(self, layer: PerturbedLayer, x: Tensor) -> "RowsError":
-        """Return the error for an input of a layer that has no rows."""
-        return RowsError(
-            f"layer {layer.name!r} got an input of shape {list(x.shape)}, but the model got {self._rows} "
-            "rows: keep the rows in the first axis, or in the second if positions are in the first"
-        )
+    def _without_rows(self, name: str, x: Tensor) -> "RowsError":
+        """Return the error for an input of a layer that has no rows, or a choice of them."""
+        message = f"layer {name!r} got an input of shape {list(x.shape)}, "
+        if self._rows_axes.get(name) is CHOSEN:
+            message += (
+                "whose length depends on the values in the rows, as in a mixture of experts: evaluate each "
+                "expert on all rows, and multiply its output by 0 where it is not chosen"
+            )
+        else:
+            message += (
+                f"but the model got {self._rows} rows: keep all rows in the first axis, or in the second if "
+                "positions are in the first"
+            )
+        return RowsError(message)
 
     def _changes_first(
         self, func: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
@@ -698,9 +707,12 @@ class MemberFunctionMode(TorchFunctionMode):
         """Return where an input of a layer has its rows, or None if it has none.
 
         Raises:
-            RowsError: it may have them in several axes, in which the layer has had rows.
+            RowsError: it may have them in several axes, in which the layer has had rows, or it is a choice
+                of rows.
         """
         if (axes := self._rows_axes.get(name)) is not None:
+            if axes is CHOSEN:
+                raise self._without_rows(name, x)
             axes = (FIRST,) if axes is UNKNOWN and x.dim() <= 2 else axes  # noqa: PLR2004  [rows, features]
             matching = [
                 axis

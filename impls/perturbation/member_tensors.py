@@ -75,6 +75,9 @@ SECOND = RowsAxis(1)
 UNKNOWN = (FIRST, SECOND)
 """The axes of the rows where they could not be found: an input of three or more axes may have either."""
 
+CHOSEN: tuple[RowsAxis, ...] = ()
+"""The axes of the rows where the number of rows depends on the values in them, as in a mixture of experts."""
+
 
 def spread(values: Tensor, axis: RowsAxis, dim: int, sides: int, members: int) -> Tensor | None:
     """View values [sides * members, *shape] so that they broadcast to split rows, or return None.

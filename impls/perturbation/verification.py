@@ -3,10 +3,11 @@
 import contextlib
 import copy
 import dataclasses
+import functools
 import itertools
 import secrets
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from impls.perturbation.function_mode import LayerIndex, RowsAxes
 from impls.perturbation.guarded_mode import InputsMode
 from impls.perturbation.layer import version_of
-from impls.perturbation.member_tensors import FIRST, UNKNOWN, RowsAxis
+from impls.perturbation.member_tensors import CHOSEN, FIRST, UNKNOWN, RowsAxis
 
 if TYPE_CHECKING:
     from impls.perturbation.population import Population
@@ -51,8 +52,9 @@ def find_rows_axes(  # noqa: PLR0913, PLR0917  a model and its call
         kwargs: its keyword arguments.
 
     Returns:
-        The axes of the layers, without those that could not be found: the length of inputs may depend on
-        numbers. They are :data:`UNKNOWN` if the model only works with the number of rows that it got.
+        The axes of the layers, without those that could not be found: the number of calls may depend on
+        numbers. They are :data:`CHOSEN` if the length of an input does, and :data:`UNKNOWN` if the model only
+        works with the number of rows that it got.
     """
 
     def run(count: int, *, changes_second: bool = False) -> dict[str, list[Tensor]]:
@@ -77,21 +79,41 @@ def find_rows_axes(  # noqa: PLR0913, PLR0917  a model and its call
     axes: dict[str, Sequence[RowsAxis | torch.Size]] = {}
     try:
         fewer, more = (run(count) for count in FEW_ROWS)
-        changed: dict[str, list[Tensor]] = {}
+        change_second = functools.cache(lambda: run(FEW_ROWS[1], changes_second=True))
         for name, inputs in more.items():
-            shapes = [(x.shape, y.shape) for x, y in zip(fewer.get(name, []), inputs, strict=False)]
-            rows_axes = [_changing_axis(*pair) for pair in shapes]
-            if None in rows_axes or len(fewer.get(name, [])) != len(inputs):
-                continue
-            if any(isinstance(axis, RowsAxis) and axis.after > 1 for axis in rows_axes):
-                changed = changed or run(FEW_ROWS[1], changes_second=True)
-                triples = zip(rows_axes, inputs, changed.get(name, []), strict=True)
-                rows_axes = [_order_of_fold(*triple) for triple in triples]
-            if None not in rows_axes and set(rows_axes) != {FIRST}:
-                axes[name] = list(dict.fromkeys(axis for axis in rows_axes if axis is not None))
+            found = _axes_of_layer(name, fewer.get(name, []), inputs, change_second)
+            if found is not None and {*found} != {FIRST}:
+                axes[name] = found
     except Exception:  # noqa: BLE001  the model may need the number of rows that it got
         return dict.fromkeys((layer.name for layer in index.layers.values()), UNKNOWN)
     return axes
+
+
+def _axes_of_layer(
+    name: str,
+    fewer: Sequence[Tensor],
+    more: Sequence[Tensor],
+    change_second: Callable[[], Mapping[str, Sequence[Tensor]]],
+) -> Sequence[RowsAxis | torch.Size] | None:
+    """Return where the inputs of a layer have their rows, given those of two and of three rows.
+
+    ``change_second`` returns those of all layers for three rows of which the second has changed.
+
+    Returns:
+        The axes; None if they could not be found, as the number of calls differs, or :data:`CHOSEN`.
+    """
+    if len(fewer) != len(more):
+        return None
+    axes = [_changing_axis(x.shape, y.shape) for x, y in zip(fewer, more, strict=True)]
+    if None in axes:
+        return CHOSEN
+    if any(isinstance(axis, RowsAxis) and axis.after > 1 for axis in axes):
+        changed = change_second().get(name, [])
+        if [x.shape for x in changed] != [x.shape for x in more]:
+            return CHOSEN
+        axes = [_order_of_fold(*triple) for triple in zip(axes, more, changed, strict=True)]
+    found = [axis for axis in dict.fromkeys(axes) if axis is not None]
+    return found if len(found) == len({*axes}) else None
 
 
 def check_same_axes(before: RowsAxes, now: RowsAxes) -> None:

@@ -145,6 +145,10 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "in a list": (lambda model, x: model.first(x) @ torch.cat([model.first.weight]), r"used by torch\.cat"),
     "in place": (clip, "is used by"),
     "fewer rows": (lambda model, x: model.first(x[:3]), r"got .* \[3, 3\], but the model got 8"),
+    "chosen rows": (
+        lambda model, x: x.index_put((x[:, 0] < 0,), model.second(model.first(x[x[:, 0] < 0]))),
+        r"'first' got .* \[4, 3\], whose length depends on the values",
+    ),
     "thread": (lambda model, x: model.second(in_thread(model.first, x)), "in another thread"),
     "thread and here": (
         lambda model, x: model.second(model.first(in_thread(model.first, x))), "linear in another thread"
