@@ -15,6 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
+MAX_SEPARATE_INPUTS, SLOW_PRODUCT = 4, 400
+"""Most inputs that are multiplied one by one, in products of fewer flops: torch's bmm computes these by a
+plain loop (ATen/native/LinearAlgebra.cpp), which takes a CPU 5 to 30 times as long."""
+
 
 class AbstractOperator(ABC):
     """A layer kind with its hyperparameters, without its weight.
@@ -108,6 +112,12 @@ class Linear(AbstractOperator):
 
     @override
     def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
+        if _is_elementwise(len(x), weights):
+            first, *others = weights.unbind(3)
+            y = x[..., :1] * first
+            for index, factor in enumerate(others, start=1):
+                y = torch.addcmul(y, x[..., index : index + 1], factor)  # not in place, for derivatives
+            return y
         member_rows = x[:, :, 0].transpose(0, 1)  # [m, r, i]: a linear layer has one group
         return torch.bmm(member_rows, weights[:, 0].mT).transpose(0, 1).unsqueeze(2)
 
@@ -140,6 +150,16 @@ class Linear(AbstractOperator):
     @override
     def bias(self, bias: Tensor, y: Tensor) -> Tensor:
         return bias.unsqueeze(1)
+
+
+def _is_elementwise(rows: int, weights: Tensor) -> bool:
+    """Return whether few elementwise operations are faster than a product with each member's weight.
+
+    One input is multiplied elementwise, with the same bits, and several in at least float32.
+    """
+    outputs, inputs = weights.shape[2:]
+    is_small = inputs <= MAX_SEPARATE_INPUTS and rows * inputs * outputs < SLOW_PRODUCT
+    return inputs == 1 or (is_small and weights.dtype.itemsize >= torch.float32.itemsize)
 
 
 @dataclass(frozen=True)

@@ -114,8 +114,9 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
     def weighted_sum(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
         def sum_piece(members: slice, factors: Factors) -> Tensor:
             up = factors.up * append_axes(utilities[members] / math.sqrt(self.rank), factors.up)
-            total = torch.einsum("mgko,mgki->goi", up, factors.down.flatten(3))
-            return total.unflatten(2, factors.down.shape[3:])
+            # All ranks of all members are the inner axis of one product, of views where there is one group.
+            left, right = (values.transpose(0, 1).flatten(1, 2) for values in (up, factors.down.flatten(3)))
+            return torch.bmm(left.mT, right).unflatten(2, factors.down.shape[3:])
 
         return sum_pieces(sum_piece(*piece) for piece in self._pieces(noise))
 
