@@ -12,8 +12,11 @@ device and, up to rounding, in every dtype, and any member and element can be dr
 import hashlib
 import math
 import operator
+import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Self, SupportsIndex
 
@@ -31,6 +34,12 @@ PIECE_BYTES = {"cpu": 2**22, "cuda": 2**28}
 
 SORTED_WIDTH = 256
 """The most channels that are permuted by sorting keys on a CPU; more are shuffled, member by member."""
+
+FEW_NUMBERS = 2**19
+"""Fewer numbers are drawn in one thread: they take about as long as threads need to start."""
+
+CPUS = os.sched_getaffinity(0) if sys.platform == "linux" else set[int]()
+"""The CPUs of this process. OpenMP may bind the main thread to one of them later, and with it new threads."""
 
 
 def piece_bytes(device: torch.device) -> int:
@@ -234,9 +243,10 @@ class BlockStream(NoiseStream):
                 "a CUDA graph cannot capture noise of the stream 'block', which the host seeds: use "
                 "stream='philox'"
             )
-        first, stop, generator = self.members.start, self.members.stop, Generator(self.device)
-        for block in self._blocks():
-            generator.manual_seed(self._block_seed(draw, block.start // BLOCK))
+        first, stop = self.members.start, self.members.stop
+
+        def draw_block(block: range) -> None:
+            generator = Generator(self.device).manual_seed(self._block_seed(draw, block.start // BLOCK))
             members = range(max(block.start, first), min(block.stop, stop))
             block_values = values[members.start - first : members.stop - first]
             if members == block:
@@ -244,6 +254,9 @@ class BlockStream(NoiseStream):
             else:
                 complete = fill(values.new_empty(len(block), *shape), *limits, generator=generator)
                 block_values.copy_(complete[members.start - block.start : members.stop - block.start])
+
+        # On a CPU torch fills a tensor in one thread.
+        _for_each(self._blocks(), draw_block, parallel=values.is_cpu and values.numel() >= FEW_NUMBERS)
         return values
 
     def _block_seed(self, draw: str, block: int) -> int:
@@ -296,6 +309,29 @@ class PhiloxStream(NoiseStream):
         key = philox.DrawKey.of(self.seed, self.step, self.layer, draw)
         members = range(philox.SHARED, philox.SHARED + 1) if self.is_shared else self.members
         return philox.fill(values, distribution, key, members, elements).view(len(values), *shape)
+
+
+def _for_each(blocks: Iterable[range], draw_block: Callable[[range], None], *, parallel: bool) -> None:
+    """Draw blocks one after the other, or if ``parallel`` in as many threads as torch uses."""
+    items = list(blocks)
+    count = min(torch.get_num_threads(), len(items)) if parallel else 1
+    if count == 1:
+        for block in items:
+            draw_block(block)
+        return
+    is_inference = torch.is_inference_mode_enabled()  # a mode of this thread
+
+    def draw(block: range) -> None:
+        with torch.inference_mode(is_inference):
+            draw_block(block)
+
+    def use_all_cpus() -> None:
+        if sys.platform == "linux":
+            os.sched_setaffinity(0, CPUS)
+
+    with ThreadPoolExecutor(count, initializer=use_all_cpus) as pool:
+        for _ in pool.map(draw, items):  # raises a thread's error
+            pass
 
 
 def _shuffle(permutations: Tensor, *, generator: Generator) -> Tensor:

@@ -1,8 +1,10 @@
 """Noise is a pure function of (seed, step, layer, member), for every stream, and its bits are fixed."""
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Protocol
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 
 import impls
 from esbench.workload import WrongResultError
-from impls.perturbation import philox
+from impls.perturbation import noise, philox
 from impls.perturbation.noise import BLOCK, SORTED_WIDTH, STREAMS, NoiseStream, PhiloxStream
 from impls.perturbation.philox import Distribution, DrawKey
 from impls.perturbation.population import perturb
@@ -107,6 +109,25 @@ def test_pieces_cover_the_members() -> None:
     stream = maker("philox")(range(100, 107))
     assert list(stream.pieces(8, 24)) == [(0, 3), (3, 6), (6, 7)]
     assert list(stream.pieces(8, 1)) == list(stream.pieces(0, 1)) == [(at, at + 1) for at in range(7)]
+
+
+def test_threads_draw_the_same_bits_and_their_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for a part of the population that ends within blocks, and in inference mode."""
+    expected = {name: draw(name, maker("block")(range(7, 3 * BLOCK - 5), end=3 * BLOCK), 5) for name in DRAWS}
+    monkeypatch.setattr(noise, "FEW_NUMBERS", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    threads = Mock(wraps=ThreadPoolExecutor)
+    monkeypatch.setattr("impls.perturbation.noise.ThreadPoolExecutor", threads)
+    part = maker("block")(range(7, 3 * BLOCK - 5), end=3 * BLOCK)
+    for name, values in expected.items():
+        with torch.inference_mode():
+            inferred = draw(name, part, 5)
+        assert torch.equal(inferred, values)
+        assert torch.equal(draw(name, part, 5), values)
+    assert threads.call_count == 2 * len(DRAWS)
+    monkeypatch.setattr(noise.BlockStream, "_block_seed", Mock(side_effect=OverflowError("too large")))
+    with pytest.raises(OverflowError, match="too large"):
+        draw("normal", part, 5)
 
 
 def test_permutations_and_subsets_have_distinct_channels(stream: Maker) -> None:
