@@ -35,11 +35,8 @@ PIECE_BYTES = {"cpu": 2**22, "cuda": 2**28}
 SORTED_WIDTH = 256
 """The most channels that are permuted by sorting keys on a CPU; more are shuffled, member by member."""
 
-FEW_NUMBERS = 2**19
-"""Fewer numbers are drawn in one thread: they take about as long as threads need to start."""
-
-CPUS = os.sched_getaffinity(0) if sys.platform == "linux" else set[int]()
-"""The CPUs of this process. OpenMP may bind the main thread to one of them later, and with it new threads."""
+FEW_NUMBERS = 2**22
+"""Fewer numbers are drawn in one thread, which takes less than 20 ms."""
 
 
 def piece_bytes(device: torch.device) -> int:
@@ -321,16 +318,18 @@ def _for_each(blocks: Iterable[range], draw_block: Callable[[range], None], *, p
         return
     is_inference = torch.is_inference_mode_enabled()  # a mode of this thread
 
-    def draw(block: range) -> None:
+    def draw(first: int) -> None:
         with torch.inference_mode(is_inference):
-            draw_block(block)
+            for block in items[first::count]:
+                draw_block(block)
 
     def use_all_cpus() -> None:
-        if sys.platform == "linux":
-            os.sched_setaffinity(0, CPUS)
+        """Free a new thread that has too few CPUs: OpenMP may have bound the main thread to one."""
+        if sys.platform == "linux" and len(os.sched_getaffinity(0)) < count:
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
     with ThreadPoolExecutor(count, initializer=use_all_cpus) as pool:
-        for _ in pool.map(draw, items):  # raises a thread's error
+        for _ in pool.map(draw, range(count)):  # raises a thread's error
             pass
 
 
