@@ -257,7 +257,27 @@ class Population:
             from impls.perturbation import compiled  # noqa: PLC0415  it loads the compiler
 
             return compiled.call(self, noise, args, kwargs)
-        return self.call_with_activations(*args, noise=noise, **kwargs)[0]
+        return self._call("__call__", args, kwargs, noise)[0]
+
+    @torch.no_grad()
+    def call(self, method: str, /, *args: Any, noise: PopulationNoise, **kwargs: Any) -> Any:  # noqa: ANN401  the model's
+        """Run another method of the model than its forward, such as ``act`` or ``value`` of an actor-critic.
+
+        All calls with one noise see the same members. A method may leave out layers that other methods use:
+        only those that are no longer in the model are an error. The call runs eagerly inside code compiled by
+        ``torch.compile``, and makes no record for schemes that learn from rows.
+
+        Args:
+            method: the method's name.
+            *args: the method's arguments, with rows as for a call of the population.
+            noise: the noise of the members.
+            **kwargs: the method's keyword arguments.
+
+        Raises:
+            AttributeError: the model has no such method.
+            ValueError: as for a call of the population.
+        """
+        return self._call(method, args, kwargs, noise)[0]
 
     @torch.no_grad()
     def call_with_activations(
@@ -274,29 +294,35 @@ class Population:
         Raises:
             ValueError: as for a call.
         """
+        return self._call("__call__", args, kwargs, noise)
+
+    def _call(
+        self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], noise: PopulationNoise
+    ) -> tuple[Any, ActivationRecord]:
+        """Run a method of the model, and return its output with the activations."""
         if torch.compiler.is_dynamo_compiling():
             # As a decorator, disable() would load the compiler and slow down every eager call.
-            return torch.compiler.disable(self.call_with_activations)(*args, noise=noise, **kwargs)
-        key = self._key(args, kwargs)
+            return torch.compiler.disable(self._call)(method, args, kwargs, noise)
+        key = self._key(method, args, kwargs)
         rows_axes, calls, uses = self._index.rows_axes.get(key), self._index.calls[key], self._index.uses[key]
         rows, is_first = self._count_rows(noise, args, kwargs), rows_axes is None
         if rows_axes is None:
-            rows_axes = find_rows_axes(self.model, self._index, rows, self.rows_axis, args, kwargs)
+            rows_axes = find_rows_axes(self.model, method, self._index, rows, self.rows_axis, args, kwargs)
         # A later call may take another branch: calls 1, 2, 4, 8, ... are guarded, and new uses are checked.
         mode = MemberFunctionMode if calls & (calls + 1) else GuardedMode
-        y, context = self._run(mode, rows_axes, noise, args, kwargs)
+        y, context = self._run(method, mode, rows_axes, noise, args, kwargs)
         if any(count > uses[use] for use, count in context.uses.items()):
             if not is_first:
-                now = find_rows_axes(self.model, self._index, rows, self.rows_axis, args, kwargs)
+                now = find_rows_axes(self.model, method, self._index, rows, self.rows_axis, args, kwargs)
                 check_same_axes(rows_axes, now)
             uses |= context.uses
         self._index.rows_axes[key], self._index.calls[key] = rows_axes, calls + 1
         return y, ActivationRecord(context.calls, noise)
 
-    def _key(self, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+    def _key(self, method: str, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
         """Return what decides where the layers' inputs have their rows."""
         leaves = args if not kwargs else tree_leaves((args, kwargs))
-        return self.model.training, *(x.shape for x in leaves if isinstance(x, Tensor))
+        return method, self.model.training, *(x.shape for x in leaves if isinstance(x, Tensor))
 
     def _count_rows(
         self, noise: PopulationNoise, args: Sequence[object], kwargs: Mapping[str, object]
@@ -304,15 +330,16 @@ class Population:
         x = _first_tensor(args, kwargs)
         return _count_rows(x, len(noise.members), antithetic=self.antithetic, axis=self.rows_axis)
 
-    def _run(
+    def _run(  # noqa: PLR0913, PLR0917  a call and its mode
         self,
+        method: str,
         mode: type[MemberFunctionMode],
         rows_axes: RowsAxes,
         noise: PopulationNoise,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> tuple[Any, MemberFunctionMode]:
-        """Run the model in a function mode; return its output and the mode."""
+        """Run a method of the model in a function mode; return its output and the mode."""
         self.check_noise(noise)
         if TransformType.Grad in active_transforms():
             message = (
@@ -325,9 +352,13 @@ class Population:
         rows = self._count_rows(noise, args, kwargs)
         context = mode(self._index, noise.layers, rows=rows, members=members, **options)
         with context:
-            y = self.model(*args, **kwargs)
+            y = getattr(self.model, method)(*args, **kwargs)
         context.check_outputs(y)
-        context.check_layers_used(type(self.model).__name__, self._optional)
+        optional = self._optional
+        if method != "__call__":
+            present = {id(parameter) for parameter in self.model.parameters()}
+            optional |= {layer.name for layer in self.layers if id(layer.weight) in present}
+        context.check_layers_used(type(self.model).__name__, optional)
         return y, context
 
     def prepare(self, noise: PopulationNoise, *args: Any, **kwargs: Any) -> PreparedForward:  # noqa: ANN401  the model's
@@ -336,7 +367,8 @@ class Population:
         What depends on noise and weights alone is computed once: for small linear layers the members'
         weights, whose products have other roundings. Calls skip the model's Python code: it runs in the first
         ``prepare`` for arguments of these shapes, which takes a second. Attributes of the model other than
-        ``training`` are those of that moment.
+        ``training`` are those of that moment. It is the model's forward, not another method as in
+        :meth:`call`.
 
         Args:
             noise: the noise of the members.
@@ -366,7 +398,8 @@ class Population:
     ) -> Any:  # noqa: ANN401  the model's output
         """Run the model while :mod:`impls.perturbation.prepared` records its operations."""
         mode = PreparedMode if reuses_noise else RecordedMode
-        return self._run(mode, self._index.rows_axes[self._key(args, kwargs)], noise, args, kwargs)[0]
+        rows_axes = self._index.rows_axes[self._key("__call__", args, kwargs)]
+        return self._run("__call__", mode, rows_axes, noise, args, kwargs)[0]
 
     @torch.no_grad()
     def update(
@@ -618,7 +651,7 @@ class Population:
         return values.view(-1, members).mean(0)
 
     @torch.no_grad()
-    def verify(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  the model's
+    def verify(self, *args: Any, method: str = "__call__", **kwargs: Any) -> None:  # noqa: ANN401  the model's
         """Check that the model works in a population: call it once for a new model.
 
         Rows of up to four members, with the noise of a random step, are compared with the plain model that
@@ -627,12 +660,13 @@ class Population:
         Args:
             *args: the model's arguments as for a call. All tensors with as long a first axis as the first one
                 have rows. Use float32 or float64: in narrower dtypes rounding may hide errors.
+            method: the method of the model, if it is evaluated by :meth:`call`.
             **kwargs: the model's keyword arguments.
 
         Raises:
             ValueError: a row differs, or as for a call.
         """
-        check_rows(self, args, kwargs)
+        check_rows(self, method, args, kwargs)
 
     def check_noise(self, noise: PopulationNoise) -> None:
         """Check that noise is that of this population, and of its present sigma and weights.

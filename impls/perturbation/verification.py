@@ -32,6 +32,7 @@ FEW_ROWS = (2, 3)
 
 def find_rows_axes(  # noqa: PLR0913, PLR0917  a model and its call
     model: nn.Module,
+    method: str,
     index: LayerIndex,
     rows: int,
     rows_axis: int,
@@ -45,6 +46,7 @@ def find_rows_axes(  # noqa: PLR0913, PLR0917  a model and its call
 
     Args:
         model: the model. Attributes and buffers that it changes are restored.
+        method: the name of its method that runs.
         index: its perturbed layers.
         rows: the number of rows in its arguments.
         rows_axis: their axis.
@@ -73,7 +75,7 @@ def find_rows_axes(  # noqa: PLR0913, PLR0917  a model and its call
         few_args, few_kwargs = tree_map(select, (args, kwargs))
         mode = InputsMode(index, count)
         with restoring(model), mode:
-            model(*few_args, **few_kwargs)
+            getattr(model, method)(*few_args, **few_kwargs)
         return mode.inputs
 
     axes: dict[str, Sequence[RowsAxis | torch.Size]] = {}
@@ -284,7 +286,9 @@ def _without_fast_path() -> Iterator[None]:
 
 
 @_without_fast_path()
-def check_rows(population: "Population", args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+def check_rows(
+    population: "Population", method: str, args: Sequence[object], kwargs: Mapping[str, object]
+) -> None:
     """Compare rows of random members, each evaluated alone by the plain model with the member's weights.
 
     The reference is computed in float64. The error may be at most four times that of the plain model in its
@@ -294,7 +298,8 @@ def check_rows(population: "Population", args: Sequence[object], kwargs: Mapping
         ValueError: a row differs, or no tensor that the model returns has a row for each input row.
     """
     noise = population.sample(secrets.randbelow(2**31))
-    outputs, members = tree_leaves(population(*args, noise=noise, **kwargs)), population.members
+    y, members = population.call(method, *args, noise=noise, **kwargs), population.members
+    outputs = tree_leaves(y)
     first = next(value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor))
     row_count = first.shape[population.rows_axis]
     axes = [axis_of_rows(y, row_count, population.rows_axis) for y in outputs]
@@ -320,7 +325,7 @@ def check_rows(population: "Population", args: Sequence[object], kwargs: Mapping
             return value.to(dtype) if dtype and value.is_floating_point() else value
 
         alone_args, alone_kwargs = tree_map(keep_row, (args, kwargs))
-        leaves = tree_leaves(model(*alone_args, **alone_kwargs))
+        leaves = tree_leaves(getattr(model, method)(*alone_args, **alone_kwargs))
         return join(leaves, 0)
 
     def join(ys: Iterable[Tensor], row: int) -> Tensor:

@@ -240,6 +240,60 @@ def test_a_replaced_layer_is_refused_and_an_optional_one_may_be_left_out() -> No
         perturb(Model(lambda model, x: model.first(x)), optional=["third"])
 
 
+class ActorCritic(nn.Module):
+    """A trunk with two heads, without a forward; ``value`` has its rows in the second axis inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.actor, self.critic = nn.Linear(3, 5), nn.Linear(5, 4), nn.Linear(5, 1)
+
+    def act(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        """Return the logits of actions."""
+        y: Tensor = self.actor(self.trunk(x).tanh()) * scale
+        return y
+
+    def value(self, x: Tensor) -> Tensor:
+        """Return the values of states."""
+        y: Tensor = self.critic(self.trunk(torch.stack([x, -x])).tanh()).sum(0)
+        return y
+
+    def shuffled(self, x: Tensor) -> Tensor:
+        """Return the logits in another order."""
+        return self.act(x).flip(0)
+
+
+@pytest.mark.parametrize("antithetic", [False, True])
+def test_methods_of_a_model_see_the_same_members(antithetic: bool) -> None:
+    """A call of a method has each member's weights, also of layers that only this method uses."""
+    population, x = perturb(ActorCritic(), antithetic=antithetic), normal(8, 3)
+    noise = population.sample(0)
+    for _ in range(2):
+        actions, values = (
+            population.call("act", x, noise=noise, scale=2.0),
+            population.call("value", x, noise=noise),
+        )
+        for row in range(8):
+            weights = population.member(noise, row % 4, negated=antithetic and row >= 4)
+            alone: Any = copy.deepcopy(population.model)
+            alone.load_state_dict(weights)
+            torch.testing.assert_close(actions[row], alone.act(x[row], 2.0).detach())
+            torch.testing.assert_close(values[row], alone.value(x[row]).detach())
+    population.verify(x, method="value")
+    with pytest.raises(AttributeError, match="no attribute 'acts'"):
+        population.call("acts", x, noise=noise)
+
+
+def test_a_method_that_misses_a_layer_or_mixes_rows_is_refused() -> None:
+    """A replaced layer is found in a call of a method, and so are mixed rows when it is verified."""
+    model = ActorCritic()
+    population = perturb(model)
+    with pytest.raises(ValueError, match="do not mix or reorder rows"):
+        population.verify(normal(8, 3), method="shuffled")
+    model.actor = fill(nn.Linear(5, 4))
+    with pytest.raises(ValueError, match="did not use the perturbed layers actor: call perturb"):
+        population.call("act", normal(8, 3), noise=population.sample(0))
+
+
 def test_a_weight_that_is_used_unlike_in_its_layer_is_refused() -> None:
     """A weight may not be that of a convolution with other groups, of one image, or of a normalization."""
     uses: list[tuple[nn.Module, Callable[[Any, Tensor], Tensor], str]] = [
