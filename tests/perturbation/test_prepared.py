@@ -118,6 +118,8 @@ class CheckedByTorch(nn.Module):
 
 def test_checks_of_values_in_torch_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are back after the recording."""
+    # The first torch.compile of a process turns them off.
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     check_prepared(population_of(CheckedByTorch()), normal(ROWS, 5, 4), monkeypatch)
     with pytest.raises(ValueError, match="to satisfy the constraint"):
         torch.distributions.Categorical(probs=torch.tensor([-1.0, 2.0]))
