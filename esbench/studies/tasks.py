@@ -222,9 +222,11 @@ def disagreement(results: Sequence[Result]) -> str:
         for result in results
         if (predicted := _predicted(result, results)) and (measured := _measured(result, results))
     ]
-    if len(shares) < 2 or not max(shares)[0]:  # noqa: PLR2004  dense noise alone agrees with itself
+    distance, result, predicted, measured = max(
+        shares, key=lambda share: share[0], default=(0.0, None, 1.0, 1.0)
+    )
+    if not result or not distance:  # dense noise alone agrees with itself
         return ""
-    _, result, predicted, measured = max(shares, key=lambda share: share[0])
     more = format_multiplier(measured / predicted)
     return (
         f"Prediction and time differ most for {escape(result.variant.name)}: by n_eff per ms it takes "
@@ -381,7 +383,8 @@ def _pictures(study: Study, out: Path) -> list[tuple[Path, str]]:
         title = f"Time to the goal against n_eff per ms; rank correlation with speed: {known or 'unknown'}"
         figures.append((times_to_goal(points, title, source), "", title))
     title = "Scores while learning, medians and ranges over seeds"
-    curves = [(task, _curves(study, task)) for task in study.tasks]
+    learned = {run.task for run in study.learnings}
+    curves = [(task, _curves(study, task)) for task in study.tasks if task.name in learned]
     figures.append((learning_curves(curves, title, source), "-curves", title))
     return [(figure.write(out / f"tasks{name}-{here.slug}.svg"), title) for figure, name, title in figures]
 
