@@ -409,10 +409,11 @@ class MemberFunctionMode(TorchFunctionMode):
             return None
         with self._using_parameters():
             plain = parameter.detach()  # it gets no gradient
-            values = torch.add(plain, change, alpha=self._sigma)
+            sigma = self._sigma * layer.sigma_ratio
+            values = torch.add(plain, change, alpha=sigma)
             if not self._antithetic:
                 return values
-            return torch.cat([values, torch.sub(plain, change, alpha=self._sigma)])
+            return torch.cat([values, torch.sub(plain, change, alpha=sigma)])
 
     def _derive(self, name: str, values: Tensor) -> Tensor:
         """Return what the model gets for values of all members without rows: those of the first."""
@@ -564,17 +565,17 @@ class MemberFunctionMode(TorchFunctionMode):
             return axis.from_first(y, self._sides, self._members)
 
     def _look_up(self, layer: PerturbedLayer, tokens: Tensor) -> Tensor:
-        noise = self._noise[layer.name]
-        return layer.embed(tokens, noise, self._members, self._sigma, antithetic=self._antithetic)
+        noise, sigma = self._noise[layer.name], self._sigma * layer.sigma_ratio
+        return layer.embed(tokens, noise, self._members, sigma, antithetic=self._antithetic)
 
     def _forward(
         self, layer: PerturbedLayer, operator: AbstractOperator, x: Tensor, *, has_bias: bool
     ) -> Tensor:
         """Compute a layer function of rows with each member's weight, and its bias or no bias."""
-        noise = self._noise[layer.name]
+        noise, sigma = self._noise[layer.name], self._sigma * layer.sigma_ratio
         if not has_bias:
             noise = dataclasses.replace(noise, bias=None)
-        return layer.forward(operator, x, noise, self._members, self._sigma, antithetic=self._antithetic)
+        return layer.forward(operator, x, noise, self._members, sigma, antithetic=self._antithetic)
 
     def _using_parameters(self) -> AbstractContextManager[None]:
         """Return a context in which perturbed parameters may be used."""

@@ -58,11 +58,11 @@ class PreparedMode(RecordedMode):
         size = self._sides * self._members * layer.weight.nbytes
         if not (isinstance(operator, Linear) and is_wide and size <= WRITTEN_OUT_BYTES):
             return super()._forward(layer, operator, x, has_bias=has_bias)
-        noise = self._noise[layer.name]
+        noise, sigma = self._noise[layer.name], self._sigma * layer.sigma_ratio
         if not has_bias:
             noise = replace(noise, bias=None)
         return layer.forward_written_out(
-            operator, x, noise, self._members, self._sigma, antithetic=self._antithetic
+            operator, x, noise, self._members, sigma, antithetic=self._antithetic
         )
 
 

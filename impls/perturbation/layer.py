@@ -3,6 +3,7 @@
 Sigma, the bias and its noise, and the antithetic halves are handled here, once for all schemes.
 """
 
+import dataclasses
 import difflib
 import fnmatch
 import functools
@@ -151,6 +152,7 @@ class PerturbedLayer:
         module: the module that has the parameters.
         weight_name: the weight's name in its module.
         bias_name: the bias's name in its module.
+        sigma_ratio: its sigma divided by that of its population.
     """
 
     name: str
@@ -161,6 +163,7 @@ class PerturbedLayer:
     module: nn.Module
     weight_name: str = "weight"
     bias_name: str = "bias"
+    sigma_ratio: float = 1.0
 
     @classmethod
     def all_of(cls, name: str, module: nn.Module, scheme: AnyScheme) -> "list[PerturbedLayer]":
@@ -839,3 +842,29 @@ def perturbed_layers(
         message = f"the scheme's pattern {unused[0]!r} matches no layer: {_suggest(unused[0], modules)}"
         raise UnsupportedError(message)
     return list(layers.values())
+
+
+def with_sigmas(layers: Iterable[PerturbedLayer], sigmas: Mapping[str, float]) -> list[PerturbedLayer]:
+    """Return the layers with the sigma of the first glob pattern that matches them, relative to the last one.
+
+    A pattern matches the name of the module or of the weight.
+
+    Raises:
+        UnsupportedError: no pattern matches a layer, or a pattern matches none.
+    """
+    found: list[PerturbedLayer] = []
+    names: list[str] = []
+    used = set()
+    for layer in layers:
+        own = layer.module_name, layer.weight_path
+        pattern = next((p for p in sigmas if any(fnmatch.fnmatchcase(name, p) for name in own)), None)
+        if pattern is None:
+            message = f"no pattern of sigma matches layer {layer.name!r}: add a pattern ('*' for all others)"
+            raise UnsupportedError(message)
+        names += own
+        used.add(pattern)
+        found.append(dataclasses.replace(layer, sigma_ratio=sigmas[pattern] / [*sigmas.values()][-1]))
+    if unused := [pattern for pattern in sigmas if pattern not in used]:
+        message = f"the pattern {unused[0]!r} of sigma matches no layer: {_suggest(unused[0], names)}"
+        raise UnsupportedError(message)
+    return found

@@ -32,6 +32,7 @@ from impls.perturbation.layer import (
     matching_names,
     perturbed_layers,
     trainable_modules,
+    with_sigmas,
 )
 from impls.perturbation.noise import (
     STREAMS,
@@ -121,7 +122,8 @@ class Population:
         model: the plain model.
         layers: the perturbed layers with their schemes.
         members: number of members.
-        sigma: scale of the noise. It may be changed before :meth:`sample`; all other attributes are constant.
+        sigma: scale of the noise; of several, that of the last pattern, to which the others keep their ratio.
+            It may be changed before :meth:`sample`, as for a decay; all other attributes are constant.
         antithetic: whether each member is evaluated with its noise and with its negative.
         seed: seed of all noise; :meth:`load_state_dict` changes it.
     """
@@ -212,7 +214,9 @@ class Population:
             part,
             self.sigma,
             {
-                layer.name: layer.sample(self.seed, step, part, sigma=self.sigma, stream=self._stream)
+                layer.name: layer.sample(
+                    self.seed, step, part, sigma=self.sigma * layer.sigma_ratio, stream=self._stream
+                )
                 for layer in self.layers
             },
             self,
@@ -447,7 +451,8 @@ class Population:
         unit, scale = c / size, size / (evaluations * self.sigma)
         for layer in self.layers:
             layer_noise = noise.layers[layer.name]
-            layer.accumulate(layer_noise, unit, scale, validate=validate)
+            layer_scale = scale if layer.sigma_ratio == 1 else scale / layer.sigma_ratio
+            layer.accumulate(layer_noise, unit, layer_scale, validate=validate)
             if layer.learns_from_rows:
                 calls = () if record is None else record.layers.get(layer.name, ())
                 # With antithetic sampling c is a difference of two utilities, of which rows use half.
@@ -487,7 +492,7 @@ class Population:
 
     @torch.no_grad()
     def perturbation(self, noise: PopulationNoise, member: int) -> dict[str, Tensor]:
-        """Return one member's E_m as dense tensors, by parameter name.
+        """Return one member's E_m as dense tensors, by parameter name, as for :meth:`dense_noise`.
 
         Raises:
             IndexError: the noise has no such member.
@@ -508,6 +513,9 @@ class Population:
     ) -> dict[str, Tensor]:
         """Return E_m of members ``start`` to ``stop`` as dense tensors [m, *shape], by parameter name.
 
+        Member m sees W + sigma E_m with the population's sigma: E_m of a layer whose sigma is twice as large
+        is doubled, and what the update multiplies by utilities is halved.
+
         Args:
             noise: the noise.
             start: the first member; 0 is the first member of ``noise``.
@@ -517,6 +525,8 @@ class Population:
         stop = len(noise.members) if stop is None else stop
         return {
             name: changes
+            if layer.sigma_ratio == 1
+            else changes * layer.sigma_ratio ** (-1 if update_directions else 1)
             for layer in self.layers
             for name, changes in layer.dense_noise(
                 noise.layers[layer.name].narrow(start, stop), update_directions=update_directions
@@ -593,7 +603,9 @@ class Population:
         layers = {
             f"layer {layer.name!r}": (
                 f"{layer.scheme} for {str(layer.weight.dtype).removeprefix('torch.')} "
-                f"{list(layer.weight.shape)}" + ("" if layer.bias is None else " with bias")
+                f"{list(layer.weight.shape)}"
+                + ("" if layer.bias is None else " with bias")
+                + ("" if layer.sigma_ratio == 1 else f" and {layer.sigma_ratio:g} times sigma")
             )
             for layer in self.layers
         }
@@ -705,7 +717,7 @@ def perturb(  # noqa: PLR0913  each is an independent option
     scheme: AnyScheme | Mapping[str, AnyScheme],
     *,
     members: int,
-    sigma: float,
+    sigma: float | Mapping[str, float],
     antithetic: bool = False,
     seed: int = 0,
     exclude: Iterable[str] = (),
@@ -726,7 +738,9 @@ def perturb(  # noqa: PLR0913  each is an independent option
         scheme: one for all layers, or a mapping from glob patterns of layer names (``"encoder.*"``) to
             schemes; the first pattern that matches a layer decides.
         members: number of copies.
-        sigma: scale of the noise, above 0.
+        sigma: scale of the noise, above 0, or a mapping from glob patterns of names of modules or weights to
+            scales (``{"0": 0.1, "*": 0.02}``); the first pattern that matches decides. Biases have the scale
+            of their weights.
         antithetic: evaluate each member with its noise and with its negative.
         seed: seed of all noise; no global generator is used.
         exclude: glob patterns of modules that are not perturbed, nor any module inside them, and of modules'
@@ -748,7 +762,9 @@ def perturb(  # noqa: PLR0913  each is an independent option
     """
     check_count("members", members)
     seed = to_nonnegative_int("seed", seed)
-    check_sigma(sigma)
+    sigmas = dict(sigma) if isinstance(sigma, Mapping) else {"*": sigma}
+    for value in sigmas.values():
+        check_sigma(value)
     if rows_axis not in {0, 1}:
         message = f"rows_axis must be 0 or 1, got {rows_axis!r}"
         raise ValueError(message)
@@ -760,6 +776,7 @@ def perturb(  # noqa: PLR0913  each is an independent option
     if not layers:
         message = f"nothing to perturb: every parameter of {type(model).__name__} is frozen or excluded"
         raise UnsupportedError(message)
+    layers = with_sigmas(layers, sigmas)
     check_whole(layers)
     check_memory(model, layers)
     check_layer_names(
@@ -778,7 +795,7 @@ def perturb(  # noqa: PLR0913  each is an independent option
         model,
         layers,
         members=members,
-        sigma=sigma,
+        sigma=[*sigmas.values()][-1],
         antithetic=antithetic,
         seed=seed,
         stream=STREAMS[stream],

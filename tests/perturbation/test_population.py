@@ -19,7 +19,7 @@ from impls.perturbation.layer import all_finite
 from impls.perturbation.scheme import AnyScheme
 from impls.schemes.dense import DenseNoise
 from impls.verify.checks import Setting, check
-from impls.verify.reference import compute_update
+from impls.verify.reference import check_forward, check_update, compute_update
 from tests.scheme_cases import fill, normal
 
 
@@ -51,6 +51,20 @@ def network() -> nn.Module:
         nn.Linear(7, 3),
     )
     return fill(model.eval())
+
+
+class Scaled(nn.Module):
+    """An embedding, a parameter of the module itself and two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head, self.last = nn.Embedding(5, 4), nn.Linear(4, 3), nn.Linear(3, 2)
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Run the model on [rows, positions]."""
+        y: Tensor = self.last(self.head(self.table(tokens) * self.scale).tanh())
+        return y
 
 
 def square_layer(dtype: torch.dtype = torch.float32) -> nn.Linear:
@@ -124,6 +138,73 @@ def test_schemes_can_differ_by_layer_and_frozen_layers_stay() -> None:
     assert bool((changed["0.weight"] != 0).all())
     signs = changed["0.weight"] / population.perturbation(noise, 1)["0.weight"]
     torch.testing.assert_close(signs.abs(), torch.ones_like(signs))
+
+
+@pytest.mark.parametrize("antithetic", [False, True])
+@pytest.mark.parametrize(
+    "scheme", [*SCHEMES, impls.LowRank(1, regenerated=True), impls.DropoutBlocks(), *ROW_SCHEMES], ids=str
+)
+def test_layers_can_have_different_sigmas(scheme: AnyScheme, antithetic: bool) -> None:
+    """The first pattern decides; weights and gradients are those of a population with the layer's sigma."""
+    model = fill(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 4)))
+    options: dict[str, Any] = {
+        "members": 4,
+        "antithetic": antithetic and scheme.supports_antithetic,
+        "warn": False,
+    }
+    population = impls.perturb(model, scheme, sigma={"0": 0.3, "2.w*": 0.05, "*": 0.1}, **options)
+    x, utilities = normal(16, 4), normal(8 if population.antithetic else 4)
+    check_forward(population, x, range(4))
+    check_update(population, x, range(4))
+    for factor in (1.0, 0.5):
+        population.sigma = 0.1 * factor  # as in a decay
+        for name, sigma in (("0", 0.3), ("1", 0.1), ("2", 0.05)):
+            of_layer = impls.perturb(model, scheme, sigma=sigma * factor, **options)
+            results = []
+            for each in (population, of_layer):
+                noise = each.sample(3)
+                _, record = each.call_with_activations(x, noise=noise)
+                results.append((each.member(noise, 2), compute_update(each, noise, utilities, record)))
+            for parameter in ("weight", "bias"):
+                # Gradients of schemes that learn from rows depend on the noise of layers before.
+                count = 1 if name == "2" and parameter == "weight" and scheme.learns_from_rows else 2
+                for mine, expected in list(zip(*results, strict=True))[:count]:
+                    torch.testing.assert_close(mine[f"{name}.{parameter}"], expected[f"{name}.{parameter}"])
+
+
+def test_sigmas_of_other_parameters_and_forwards() -> None:
+    """Embeddings, own parameters and prepared forwards have the layer's sigma, and so has a checkpoint."""
+    model = fill(Scaled())
+    population = impls.perturb(
+        model,
+        impls.Perturbed(),
+        members=4,
+        sigma={"scale": 0.5, "table": 0.2, "head": 0.3, "*": 0.1},
+        antithetic=True,
+    )
+    tokens = torch.arange(16).view(8, 2) % 5
+    population.verify(tokens)
+    noise = population.sample(0)
+    torch.testing.assert_close(population.prepare(noise, tokens)(tokens), population(tokens, noise=noise))
+    uniform = impls.perturb(model, impls.Perturbed(), members=4, sigma=0.1, antithetic=True)
+    own, other = population.perturbation(noise, 1), uniform.perturbation(uniform.sample(0), 1)
+    for name, ratio in (("scale", 5.0), ("table.weight", 2.0), ("head.bias", 3.0), ("last.weight", 1.0)):
+        torch.testing.assert_close(own[name], ratio * other[name])
+    with pytest.raises(ValueError, match=r"layer 'scale': .* and 5 times sigma; this one has"):
+        uniform.load_state_dict(population.state_dict(1))
+
+
+def test_sigmas_that_fit_no_layer_are_refused() -> None:
+    """Each layer has a sigma above 0, and each pattern a layer."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for sigma, words in (
+        ({"0": 0.1}, "no pattern of sigma matches layer '1': add"),
+        ({}, "no pattern of sigma matches layer '0'"),
+        ({"0": 0.1, "first": 0.2, "*": 0.1}, "the pattern 'first' of sigma matches no layer: closest are"),
+        ({"0": 0.0, "*": 0.1}, "sigma must be a number above 0, got 0.0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            impls.perturb(model, impls.Perturbed(), members=4, sigma=sigma)
 
 
 def test_update_accumulates_like_backward() -> None:
