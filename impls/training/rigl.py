@@ -232,7 +232,8 @@ class RigLScheduler:
         dense_allocation, T_end, sparsity_distribution, delta, alpha, static_topo, grad_accumulation_n: see
             :class:`Schedule`; they have the names, the places and the defaults of rigl-torch.
         ignore_linear_layers: leave linear layers dense, as rigl-torch does by default.
-        state_dict: state of an earlier scheduler, whose settings and masks are used instead.
+        state_dict: state of an earlier scheduler, whose settings and masks are used instead; it may be one of
+            rigl-torch.
         growth: see :class:`Schedule`.
         ignore: names of modules that stay dense, with everything below them.
         seed: seed of the first masks and of random growth.
@@ -277,7 +278,7 @@ class RigLScheduler:
             )
         claimed = {"the optimizer": optimizer, **self._weights}
         if state_dict is not None:
-            self._check_state(state_dict)
+            self._check_state(self._own_state(state_dict))
             claim(claimed, self)
             self.load_state_dict(state_dict)
             return
@@ -356,13 +357,14 @@ class RigLScheduler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state of a scheduler, including its settings, and apply its masks.
+        """Load the state of a scheduler, here or in rigl-torch, including its settings, and apply its masks.
 
         Load the model and the optimizer first: the state contains neither.
 
         Raises:
             ValueError: weights have other names or shapes in the state than in the model; nothing is changed.
         """
+        state = self._own_state(state)
         self._check_state(state)
         self.schedule = Schedule(**state["schedule"])
         self.step, self.updates = state["step"], state["updates"]
@@ -406,6 +408,41 @@ class RigLScheduler:
     @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(weight.shape) for name, weight in self._weights.items()}
+
+    def _own_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a state, or that of rigl-torch in our format.
+
+        rigl-torch lists the masks of all modules with a weight but BatchNorm2d, with None where it is dense.
+
+        Raises:
+            ValueError: the weights of the model have other sizes than those in the state of rigl-torch.
+        """
+        if "backward_masks" not in state:
+            return state
+        weights = {
+            f"{name}.weight".lstrip("."): module.weight
+            for name, module in self._model.named_modules()
+            if isinstance(getattr(module, "weight", None), Tensor) and type(module) is not nn.BatchNorm2d
+        }
+        sizes = [weight.numel() for weight in weights.values()]
+        if sizes != state["N"]:
+            raise ValueError(
+                f"the state of rigl-torch is that of weights of {state['N']} entries, and the model has "
+                f"{sizes}: load a state that was saved with this model"
+            )
+        masks = zip(weights, state["backward_masks"], strict=True)
+        sparse = {name: mask for name, mask in masks if mask is not None}
+        settings = {"dense_allocation": state["dense_allocation"], **state["hyperparams"]}
+        del settings["ignore_linear_layers"]  # the masks of dense layers are None
+        return {
+            "schedule": {"delta": settings.pop("delta_T"), **settings},
+            "shapes": {**self._shapes, **{name: tuple(mask.shape) for name, mask in sparse.items()}},
+            "step": state["step"],
+            "updates": state["rigl_steps"],
+            "masks": sparse,
+            "accumulated": {},
+            "generator": self._generator.get_state(),
+        }
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         shapes, saved = self._shapes, state["shapes"]

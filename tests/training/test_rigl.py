@@ -276,6 +276,57 @@ def test_calls_written_for_rigl_torch_mean_the_same() -> None:
     assert not RigLScheduler(model, optimizer, T_end=15, delta=3).layers  # all dense by default
 
 
+def test_a_state_of_rigl_torch_is_loaded() -> None:
+    """Masks, settings and steps go on; a state with other weights, or other sparse weights, is refused."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 3),
+        nn.BatchNorm2d(2),
+        nn.Conv2d(2, 3, 3),
+        nn.Flatten(),
+        nn.Linear(48, 10),
+        nn.Linear(10, 2),
+    )
+    optimizer, mask = SGD(list(model.parameters())), torch.arange(54).view(3, 2, 3, 3) % 3 == 0
+    state: dict[str, Any] = {
+        "dense_allocation": 1 / 3,
+        "S": [0, 2 / 3, 0, 0],
+        "N": [18, 54, 480, 20],
+        "hyperparams": {
+            "delta_T": 4,
+            "alpha": 0.5,
+            "T_end": 12,
+            "ignore_linear_layers": True,
+            "static_topo": False,
+            "sparsity_distribution": "uniform",
+            "grad_accumulation_n": 2,
+        },
+        "step": 7,
+        "rigl_steps": 1,
+        "backward_masks": [None, mask, None, None],
+        "_linear_layers_mask": [0, 0, 1, 1],
+    }
+    scheduler = RigLScheduler(model, optimizer, state_dict=state)
+    assert scheduler.schedule == Schedule(1 / 3, 12, delta=4, alpha=0.5, grad_accumulation_n=2)
+    assert (scheduler.step, scheduler.updates) == (7, 1)
+    assert [layer.name for layer in scheduler.layers] == ["2.weight"]
+    assert torch.equal(model.get_parameter("2.weight") != 0, mask)
+    model(torch.linspace(0, 1, 64).view(1, 1, 8, 8)).square().sum().backward()
+    assert not scheduler()
+    assert scheduler.updates == 2
+    assert not torch.equal(scheduler.layers[0].mask, mask)
+    scheduler.load_state_dict(state)
+    assert torch.equal(scheduler.layers[0].mask, mask)
+    with pytest.raises(
+        ValueError, match=re.escape("entries, and the model has [18, 54, 480, 20]: load a state")
+    ):
+        scheduler.load_state_dict({**state, "N": [18, 54, 480]})
+    scheduler.close()
+    with pytest.raises(
+        ValueError, match=r"2\.weight is \(3, 2, 3, 3\) in the saved state and missing in the model"
+    ):
+        RigLScheduler(model, optimizer, ignore=["2"], state_dict=state)
+
+
 def test_a_model_has_one_scheduler() -> None:
     """A second scheduler for an optimizer or a weight is refused until the first is closed or deleted.
 
