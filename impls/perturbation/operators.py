@@ -156,8 +156,11 @@ class Linear(AbstractOperator):
 def _is_elementwise(rows: int, weights: Tensor) -> bool:
     """Return whether few elementwise operations are faster than a product with each member's weight.
 
-    One input is multiplied elementwise, with the same bits, and several in at least float32.
+    One input is multiplied elementwise, with the same bits, and several in at least float32. Autocast only
+    casts the arguments of products.
     """
+    if not weights.is_meta and torch.is_autocast_enabled(weights.device.type):
+        return False
     outputs, inputs = weights.shape[2:]
     is_small = inputs <= MAX_SEPARATE_INPUTS and rows * inputs * outputs < SLOW_PRODUCT
     return inputs == 1 or (is_small and weights.dtype.itemsize >= torch.float32.itemsize)
