@@ -58,7 +58,7 @@ ATEN = torch.ops.aten
 
 ELEMENTWISE = {
     **dict.fromkeys((ATEN.add, ATEN.add_, ATEN.sub, ATEN.mul, ATEN.mul_), elementwise),
-    **dict.fromkeys((ATEN.addcmul_, ATEN.lerp), multiply_adds),
+    **dict.fromkeys((ATEN.addcmul, ATEN.addcmul_, ATEN.lerp), multiply_adds),
     **dict.fromkeys((ATEN.scatter_add_, ATEN.index_add_), additions),
     ATEN.mv: matrix_vector_product,
 }
