@@ -240,6 +240,8 @@ class BlockStream(NoiseStream):
                 "a CUDA graph cannot capture noise of the stream 'block', which the host seeds: use "
                 "stream='philox'"
             )
+        if torch.compiler.is_dynamo_compiling():
+            return torch.compiler.disable(self._draw)(draw, shape, dtype, fill, *limits)
         first, stop = self.members.start, self.members.stop
 
         def draw_block(block: range) -> None:

@@ -156,14 +156,18 @@ class Linear(AbstractOperator):
 def _is_elementwise(rows: int, weights: Tensor) -> bool:
     """Return whether few elementwise operations are faster than a product with each member's weight.
 
-    One input is multiplied elementwise, with the same bits, and several in at least float32. Autocast only
-    casts the arguments of products.
+    One input is multiplied elementwise, with the same bits, and several in at least float32.
     """
-    if not weights.is_meta and torch.is_autocast_enabled(weights.device.type):
+    if _is_autocast(weights):
         return False
     outputs, inputs = weights.shape[2:]
     is_small = inputs <= MAX_SEPARATE_INPUTS and rows * inputs * outputs < SLOW_PRODUCT
     return inputs == 1 or (is_small and weights.dtype.itemsize >= torch.float32.itemsize)
+
+
+def _is_autocast(weights: Tensor) -> bool:
+    """Return whether autocast casts the arguments of products, which it does not do for those of sums."""
+    return not weights.is_meta and torch.is_autocast_enabled(weights.device.type)
 
 
 @dataclass(frozen=True)
@@ -245,7 +249,8 @@ class Convolution(AbstractConvolution):
     @override
     def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
         outputs, inputs = weights.shape[2:4]
-        if x.is_cpu and outputs == 1 < inputs and weights.dtype.itemsize >= torch.float32.itemsize:
+        is_wide = weights.dtype.itemsize >= torch.float32.itemsize and not _is_autocast(weights)
+        if x.is_cpu and outputs == 1 < inputs and is_wide:
             return self._sum_taps(x, weights[:, :, 0])
         return super().apply_per_member(x, weights)
 

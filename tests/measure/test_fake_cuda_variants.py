@@ -48,6 +48,9 @@ from tests.workload_cases import on
 
 load("impls")
 
+GENERATIONS = ("Esbench*", "VmapByHand*", "LoopOverMembers")
+"""Whole generations of an evolution strategy."""
+
 WAITS: dict[str, tuple[Phase, ...]] = {
     # Utilities and sigma become numbers for torch.add.
     "Loop": ("forward", "update", "step"),
@@ -64,6 +67,8 @@ WAITS: dict[str, tuple[Phase, ...]] = {
     # The host creates candidates and hashes their weights.
     "*Search*": ("step",),
     "OneArchitecture": ("step",),
+    # Ranks are taken of numbers only, which the host checks.
+    **dict.fromkeys(GENERATIONS, ("step",)),
 }
 """Variants and the phases in which they may wait for the device. No other phase may wait."""
 
@@ -117,7 +122,9 @@ def waits_expected(entry: Entry) -> set[Phase]:
 
 
 def draws_expected(entry: Entry) -> set[Phase]:
-    """Return the phases in which a variant uses torch generators: all draws of the stream ``block``."""
+    """Return the phases in which a variant uses torch generators: whole generations, the stream ``block``."""
+    if any(fnmatch.fnmatchcase(entry.variant.name, glob) for glob in GENERATIONS):
+        return {"step"}
     if not isinstance(entry.scheme, AbstractScheme) or entry.scheme.stream != "block":
         return set()
     with fake_cuda():
