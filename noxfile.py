@@ -146,7 +146,7 @@ def gate(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def gate_study(session: nox.Session) -> None:
-    """Measure false alarms and power of the gate in half an hour; writes build/reports/gate.md."""
+    """Measure false alarms and power of the gate in ten minutes; writes build/reports/gate.md."""
     install(session, *PROJECT)
     session.run("python", "-m", "esbench", "gate-study", *session.posargs)
 

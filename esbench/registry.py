@@ -85,6 +85,7 @@ class Suite:
         methods: phase -> the methods by which it is timed on a GPU; by default all.
         traced: the phases whose launches are counted and whose streams are checked on a GPU.
         limit_s: a variant that makes no progress for this many seconds is ended; a slow call needs more.
+        timed: globs over names of cells whose times a gate compares; it compares bytes and outputs of all.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Suite:
     methods: Mapping[Phase, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     traced: tuple[Phase, ...] = PHASES
     limit_s: float = 60.0
+    timed: tuple[str, ...] = ("*",)
 
 
 LONGEST_NAME = 120
@@ -298,9 +300,14 @@ def load(name: str) -> str:
 
 def load_installed() -> None:
     """Load the default package and every package that declares the entry point."""
-    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
-    for name in dict.fromkeys([DEFAULT, *(point.module for point in points)]):
+    for name in installed_packages():
         load(name)
+
+
+def installed_packages() -> list[str]:
+    """Return the names of the default package and of every package that declares the entry point."""
+    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    return [*dict.fromkeys([DEFAULT, *(point.module for point in points)])]
 
 
 def _import_file(path: Path) -> str:

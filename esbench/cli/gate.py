@@ -67,9 +67,9 @@ def gate(
 ) -> None:
     """Compare two revisions: is head slower, larger or wrong?
 
-    Cells are timed in interleaved rounds. Exit codes: 0 no regression; 1 a regression, or a row that is
-    missing or wrong; 2 a usage error, or a waiver in gate.toml that expired or applies to nothing; 3
-    inconclusive or invalid; 130 interrupted.
+    One process imports both and times cells in interleaved rounds. Exit codes: 0 no regression; 1 a
+    regression, or a row that is missing or wrong; 2 a usage error, or a waiver in gate.toml that expired or
+    applies to nothing; 3 inconclusive or invalid; 130 interrupted.
 
     Example: esbench gate --base main --head worktree --variants 'Permuted*'
     """
@@ -133,7 +133,6 @@ def orders_for(  # one parameter per command-line option
     return Orders(
         device=device_type,
         threads=threads,
-        core=_core() if device_type == "cpu" and threads == 1 else None,
         seed=seed,
         suite=suite or ("gate_cuda" if device_type == "cuda" else "gate"),
         variants=tuple(variants or ()),
@@ -183,7 +182,8 @@ def prepared(
         note_load(machine)
         plugins = tuple(_relative_to_top(name, top) for name in orders.plugins)
         orders = msgspec.structs.replace(orders, plugins=plugins)
-        yield Gate(orders, folders, revisions, machine, progress=progress)
+        cores = _cores() if orders.device == "cpu" and orders.threads == 1 else (None,)
+        yield Gate(orders, folders, revisions, machine, cores=cores, progress=progress)
 
 
 @contextmanager
@@ -217,10 +217,10 @@ def _relative_to_top(plugin: str, top: Path) -> str:
     return str(path.relative_to(top.resolve())) if is_inside else plugin
 
 
-def _core() -> int | None:
-    """Return the core that both workers are pinned to, so that neither has a better one; None for any."""
+def _cores() -> tuple[int | None, ...]:
+    """Return the cores of the workers that run at the same time, at most two; (None,) for any core."""
     try:
         cores = psutil.Process().cpu_affinity()
     except (AttributeError, psutil.Error):  # not on macOS
-        return None
-    return max(cores) if cores else None
+        return (None,)
+    return tuple(cores[-2:]) if cores else (None,)

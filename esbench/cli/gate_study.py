@@ -11,12 +11,15 @@ from esbench.cli.options import REPORTS, Plugins, Results, Seed, Variants, app, 
 
 @app.command("gate-study")
 def gate_study(
+    processes: Annotated[
+        int, typer.Option(help="Processes to measure in; a gate uses at most 12.", metavar="N", min=2)
+    ] = 12,
     replicates: Annotated[
         int,
         typer.Option(
-            help="Pairs of fresh processes to measure; resampling needs at least 13.", metavar="N", min=13
+            help="Replicates of a cell in each process; a gate makes at most 56.", metavar="N", min=2
         ),
-    ] = 26,
+    ] = 56,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     suite: Annotated[str | None, typer.Option(help="Suite to measure; by default that of the gate.")] = None,
     variants: Variants = None,
@@ -28,10 +31,10 @@ def gate_study(
 ) -> None:
     """Measure the false-alarm rate and the power of the gate.
 
-    This revision is compared with itself again and again. A replicate takes about a minute, during which
-    nothing else should run on the machine. The study is stored at its end.
+    This revision is compared with itself again and again, for about ten minutes, during which nothing else
+    should run on the machine. The study is stored at its end.
 
-    Example: esbench gate-study --replicates 26
+    Example: esbench gate-study --processes 12
     """
     from esbench.errors import UserError
     from esbench.gate.revisions import repository, resolve
@@ -43,7 +46,7 @@ def gate_study(
     orders = orders_for(suite, device, variants, threads, seed, plugin)
     with interruptible(), prepared(orders, top, {"base": tested, "head": tested}) as gate:
         try:
-            path = gate_power.measure(gate, replicates, results)
+            path = gate_power.measure(gate, processes, replicates, results)
         except WorkerError as error:
             raise UserError(str(error)) from error
     note(f"stored in {path}")

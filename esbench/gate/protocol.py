@@ -1,27 +1,33 @@
-"""Messages between the gate and its workers: questions and answers, sent as JSON. No torch."""
+"""Messages from a worker of the gate, and the orders that it gets at its start. No torch."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
-from esbench.gate.records import Arm, Cell, Nanoseconds, Surveyed
+from esbench.gate.records import Arm, Cell, Replicate, Surveyed
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a worker, given at its start.
+    """What a worker measures, given at its start.
 
     Attributes:
-        root: the folder with the files of the arm; its packages of variants take precedence.
+        roots: the folder with the files of each arm; their packages of variants take precedence.
         threads: CPU threads of torch.
         core: the CPU core of the worker; None for any.
         seed: seed of weights, inputs and noise.
         variants: globs over variants; empty for those of the suite.
         plugins: modules or files that register variants.
         methods: timing methods; empty for all of the device.
+        look: the look for which replicates are measured.
+        process: the number of this worker among those of the survey or the look, from 0.
+        processes: how many there are; in a survey each checks its share of the variants.
+        cells: the cells to time; empty for a survey.
+        controls: control -> additional work in head, as a share; timed with the cells.
+        replicates: replicates of each cell and control in this worker.
     """
 
-    arm: Arm = "head"
-    root: str = ""
+    roots: Mapping[Arm, str] = msgspec.field(default_factory=dict)
     device: Literal["cpu", "cuda"]
     threads: int
     core: int | None = None
@@ -30,83 +36,50 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     variants: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
+    look: int = 0
+    process: int = 0
+    processes: int = 1
+    cells: tuple[Cell, ...] = ()
+    controls: Mapping[str, float] = msgspec.field(default_factory=dict)
+    replicates: int = 0
 
 
-class _Message(msgspec.Struct, frozen=True, tag_field="message"):
-    """A message; the field ``message`` names its kind."""
-
-
-class Survey(_Message, frozen=True, tag="survey"):
-    """Check a variant on a case against its reference, and count bytes and launches of its phases."""
-
-    cells: tuple[Cell, ...]
-    """Cells of one variant on one case."""
-
-
-class Open(_Message, frozen=True, tag="open"):
-    """Set a cell up and warm it up; the following visits time it."""
-
-    cell: Cell
-
-
-class Control(_Message, frozen=True, tag="control"):
-    """Set up ``units`` of control work; the following visits time it."""
-
-    units: int
-    method: str
-
-
-class Visit(_Message, frozen=True, tag="visit"):
-    """Time ``launches`` calls of the open cell, after ``before`` calls that are not timed."""
-
-    launches: int
-    before: int = 0
-
-
-Question = Survey | Open | Control | Visit
+class _Message(msgspec.Struct, frozen=True, tag_field="record"):
+    """A message that is not stored; the field ``record`` names its kind."""
 
 
 class Hello(_Message, frozen=True, tag="hello"):
-    """The first message of a worker: its packages and cells.
+    """The first message of a survey.
 
     Attributes:
-        own_packages: packages of variants imported from the folder of the revision.
-        code: package of variants -> hash of its files.
+        code: arm -> package of variants -> hash of its files.
         harness: hash of the files of esbench.
-        cell_s: seconds to spend on a cell.
-        unknown: the error if the revision has no such suite or variant; ``cells`` is then empty.
+        cells: the cells of the suite in either revision.
+        timed: those of head whose times the gate compares.
     """
 
-    own_packages: tuple[str, ...]
-    code: dict[str, str]
+    code: dict[Arm, dict[str, str]]
     harness: str
-    cells: tuple[Cell, ...] = ()
-    cell_s: float = 1.0
-    unknown: str = ""
+    cells: tuple[Cell, ...]
+    timed: tuple[Cell, ...]
 
 
-class Rows(_Message, frozen=True, tag="rows"):
-    """The result of a survey: one row per cell."""
+class Begin(_Message, frozen=True, tag="begin"):
+    """What the worker does next, for errors and the display of progress; ``done`` of ``total`` are done."""
 
-    rows: tuple[Surveyed, ...]
-
-
-class Opened(_Message, frozen=True, tag="opened"):
-    """A cell is set up and warm; ``launch_ns`` is the approximate time of a launch."""
-
-    launch_ns: Nanoseconds
-
-
-class Visited(_Message, frozen=True, tag="visited"):
-    """The times of the launches of a visit."""
-
-    samples: Annotated[tuple[Nanoseconds, ...], msgspec.Meta(min_length=1)]
+    subject: str
+    done: int
+    total: int
 
 
 class Failure(_Message, frozen=True, tag="failure"):
-    """The error that ends the worker: the revision cannot be loaded, or a timed call failed."""
+    """The error that ends the worker: a revision cannot be loaded, or a timed call failed."""
 
     reason: str
 
 
-Answer = Hello | Rows | Opened | Visited | Failure
+class Done(_Message, frozen=True, tag="done"):
+    """The last message of a worker that has measured everything."""
+
+
+Message = Hello | Begin | Surveyed | Replicate | Failure | Done

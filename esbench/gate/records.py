@@ -1,33 +1,31 @@
 """Records of a gate: cells, surveys, replicates with every sample, verdicts and the decision. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import msgspec
 
 from esbench.schema import Case, Environment, Phase, Sample, Strict, Variant
 
-SCHEMA = 1
+SCHEMA = 2
 
 Arm = Literal["base", "head"]
 ARMS: tuple[Arm, Arm] = ("base", "head")
 Nanoseconds = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
 """A positive time of at most 1e18 ns; decoding rejects other numbers."""
-Visits = tuple[tuple[Nanoseconds, ...], ...]
-"""The times of the launches of each visit, in order; a round has two visits."""
+Visits = tuple[Annotated[tuple[Nanoseconds, ...], msgspec.Meta(min_length=1)], ...]
+"""The times of the calls of each visit, in order; a round has two visits of each arm."""
 
 Status = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 SAME, MORE = "control: the same work", "control: 2 % more work"
 CONTROLS: Mapping[str, float] = {SAME: 0.0, MORE: 0.02}
 """Control -> additional work in head, as a share. Every gate times these calls of the harness, too."""
-Stage = Literal["screen", "confirm", "study"]
-ROUND_FACTOR: Mapping[Stage, int] = {"screen": 1, "confirm": 3, "study": 3}
-"""Stage -> rounds of a cell as a multiple of those at the screen. A study has as many as a confirmation."""
 Metric = Literal["latency_ns", "peak_bytes", "noise_bytes", "launches", "row", "output"]
 Code = Literal[
-    "no-sign",  # does not look slower at the screen
-    "not-confirmed",  # looks slower at the screen, but is not in new replicates
-    "slower",  # slower in new replicates
+    "no-sign",  # shown not to be much slower than the margin
+    "not-confirmed",  # looked slower at first, but is not shown to be slower than the margin
+    "slower",  # slower than the margin
     "noisy",  # too noisy to show a regression
     "more-bytes",  # head needs more memory
     "more-launches",  # head launches more kernels
@@ -64,6 +62,12 @@ class Cell(Strict, frozen=True):
 def control_name(control: str, method: str) -> str:
     """Return the name of a control that is timed by a method, of the same form as :attr:`Cell.name`."""
     return f"{control} | {method}"
+
+
+def controls_of(cells: Iterable[Cell]) -> dict[str, float]:
+    """Return the controls of cells, one of each kind for each timing method: name -> additional work."""
+    methods = sorted({cell.method for cell in cells})
+    return {control_name(control, method): more for control, more in CONTROLS.items() for method in methods}
 
 
 def split_method(name: str) -> tuple[str, str]:
@@ -103,32 +107,36 @@ class Surveyed(_Line, frozen=True, tag="survey"):
     reason: str = ""
 
 
-class Timed(Strict, frozen=True):
-    """The times of a cell in one replicate, in both arms.
+class Replicate(_Line, frozen=True, tag="replicate"):
+    """The times of a cell or control that was set up anew in both arms.
 
-    ``first``: for each round, arm A of the order ABBA.
+    Attributes:
+        look: the look before which it was measured, from 0.
+        process: the number of the process among those of this look.
+        cell: the name of the cell or control.
+        first: for each round, arm A of the order ABBA.
+        base: the visits of base, two in a round.
+        head: the visits of head.
     """
 
+    look: int
+    process: int
     cell: str
     first: tuple[Arm, ...]
     base: Visits
     head: Visits
 
 
-class Replicate(_Line, frozen=True, tag="replicate"):
-    """The times of all cells in one pair of fresh processes, in the order of measurement."""
-
-    stage: Stage
-    number: int
-    cells: tuple[Timed, ...]
-    wall_s: float
-
-
 class Bounds(Strict, frozen=True):
     """The slowdown of head relative to base with one-sided bounds; 0.01 is 1 %.
 
-    ``mde`` is the minimum detectable effect: a slowdown of this size is found with a probability of
-    ``Settings.power``.
+    Attributes:
+        effect: the trimmed mean over replicates.
+        low: lower bound at the level of the test.
+        high: upper bound at the level ``Settings.beta``.
+        mde: minimum detectable effect, found with a probability of ``Settings.power``.
+        p: p-value for the null hypothesis that the slowdown is within the margin.
+        replicates: the number of replicates.
     """
 
     effect: float
@@ -158,24 +166,31 @@ class Settings(Strict, frozen=True):
 
     Attributes:
         margin: tolerated slowdown; 0.01 is 1 %.
-        screen: replicates of the screen.
-        confirm: replicates of the confirmation.
-        screen_alpha: level of the screen.
-        alpha: family-wise level of the confirmation.
+        indifferent: a cell ends early if it is shown to be slower by less than ``margin + indifferent``.
+        looks: replicates of a cell at each look.
+        processes: processes in which the replicates of a look are measured.
+        alpha: family-wise level of the gate.
+        beta: level of the upper bound with which a cell ends early.
         power: probability that defines the minimum detectable effect.
         worst_mde: a cell with a larger minimum detectable effect is too noisy.
-        trim: share of rounds dropped at either end. A quarter, because on a shared machine one visit in 20 is
-            interrupted and takes twice as long, which affects several of 20 rounds.
+        trim: share of replicates dropped at either end, and of rounds in a replicate. On a shared machine one
+            visit in 20 is interrupted and takes twice as long.
     """
 
     margin: float = 0.005
-    screen: Annotated[int, msgspec.Meta(ge=2)] = 3
-    confirm: Annotated[int, msgspec.Meta(ge=2)] = 10
-    screen_alpha: float = 0.05
+    indifferent: float = 0.015
+    looks: tuple[int, ...] = (32, 96, 320)
+    processes: int = 4
     alpha: float = 0.01
+    beta: float = 0.01
     power: float = 0.8
     worst_mde: float = 0.1
-    trim: float = 0.25
+    trim: float = 0.2
+
+    @property
+    def new_replicates(self) -> list[int]:
+        """The replicates that each look adds."""
+        return [count - before for before, count in pairwise((0, *self.looks))]
 
 
 class Decision(Strict, frozen=True, kw_only=True):

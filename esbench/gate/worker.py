@@ -1,18 +1,18 @@
-"""The worker of the gate measures one revision: ``python -m esbench.gate.worker FILE_DESCRIPTOR ORDERS``.
+"""The worker of the gate measures both revisions: ``python -m esbench.gate.worker FILE_DESCRIPTOR FILE``.
 
-The variants come from the folder of the revision; both arms use the installed harness. The file descriptor is
-the connection for questions and answers.
+The variants come from the folders of the revisions; both use the installed harness. The file has the orders;
+messages go to the file descriptor, a connection. The worker ends when stdin is closed.
 """
 
-import contextlib
 import gc
 import itertools
 import os
-import queue
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -20,68 +20,44 @@ import msgspec
 import psutil
 import torch
 
-from esbench.gate.protocol import (
-    Answer,
-    Control,
-    Failure,
-    Hello,
-    Open,
-    Opened,
-    Orders,
-    Question,
-    Rows,
-    Survey,
-    Visit,
-    Visited,
-)
-from esbench.gate.records import Cell, Surveyed
+from esbench.errors import UserError
+from esbench.gate.loading import Trees
+from esbench.gate.protocol import Begin, Done, Failure, Hello, Message, Orders
+from esbench.gate.records import ARMS, Arm, Cell, Replicate, Surveyed, split_method
 from esbench.measure import validation
 from esbench.measure.case_runner import free_memory, missing_phases
 from esbench.measure.environment import source_hashes
 from esbench.measure.failure import classify
 from esbench.measure.float32_precision import precision
 from esbench.measure.instruments import Instruments, instruments
-from esbench.measure.interleave import warm_up
 from esbench.measure.timers import Call, Clock, quiet
 from esbench.measure.validation import ExactChecks, InputRenewal, TorchState
-from esbench.registry import REGISTRY, Entry, Suite, UnknownNameError, entries_of_suite, load, load_installed
-from esbench.schema import QUALITY, Phase
+from esbench.registry import LOADED, REGISTRY, Entry, UnknownNameError, entries_of_suite
+from esbench.schema import QUALITY, Case, Phase, Variant
 from esbench.workload import Workload, build
 
-WARM_S = 0.005
-"""Seconds of warm-up of a call. The first rounds, which may be slower, are trimmed."""
+WARM_CALLS = 3
+"""Calls after a set-up that are not timed."""
+CALLS = 3
+"""Calls of a visit. The other arm has just used the caches, so the first one is slow; their median is not.
+Many short visits are better than a few long ones, because a disturbance takes longer than a call."""
+MIN_ROUNDS, MAX_ROUNDS = 4, 10
+ROUNDS_S = 0.03
+"""Seconds for the rounds of a replicate, within these bounds. More set-ups are better than more rounds: the
+addresses that a set-up happens to get change a time by 3 %, and ten rounds know it within 1 %."""
 CONTROL_SIDE = {"cpu": 48, "cuda": 512}
 """Device -> side of the two square matrices whose product is a unit of control work: about 5 us on a CPU."""
+CONTROL_UNITS = 50
+"""Units of control work in base; one unit is 2 %."""
+PADDING_BITS = 18
+"""Binary logarithm of the largest tensor, in numbers, that shifts the addresses of a set-up."""
+
+SetUp = Callable[[Arm], tuple[Call, Sequence[torch.Tensor]]]
+"""Sets a cell or control up in an arm; returns its call, and the inputs that calls read in turn."""
+Send = Callable[[Message], object]
 
 
-@dataclass
-class Selection:
-    """The suite and variants of a revision; ``unknown`` is the error if the revision does not have them."""
-
-    suite: Suite
-    entries: list[Entry]
-    unknown: str = ""
-
-
-def load_variants(orders: Orders) -> Selection:
-    """Import the packages of variants, those of the revision first, and select variants.
-
-    Raises:
-        UserError: a package cannot be loaded.
-    """
-    sys.path.insert(0, orders.root)
-    os.chdir(orders.root)  # a plug-in file is named relative to the top folder
-    load_installed()
-    plugins = {load(name) for name in orders.plugins}
-    try:
-        suite = REGISTRY.find_suite(orders.suite)
-        entries = REGISTRY.select(orders.variants or ("*",))
-    except UnknownNameError as error:
-        return Selection(Suite(name=orders.suite, description="", cases=()), [], str(error))
-    return Selection(suite, entries if orders.variants else entries_of_suite(entries, suite, plugins))
-
-
-def control_work(units: int, device: str) -> Callable[[], object]:
+def control_work(units: int, device: str) -> Call:
     """Return a call of ``units`` matrix products with the same inputs in every process."""
     generator = torch.Generator(device).manual_seed(0)
     side = CONTROL_SIDE[device]
@@ -97,72 +73,86 @@ def control_work(units: int, device: str) -> Callable[[], object]:
 
 
 class Worker:
-    """Answers questions about one revision."""
+    """Measures both revisions."""
 
-    def __init__(self, orders: Orders, selection: Selection, state: TorchState, tools: Instruments) -> None:
-        """Prepare to measure; ``state`` has torch's global settings, which no variant may change."""
-        self.orders, self.selection, self.state, self.tools = orders, selection, state, tools
-        self._checks = ExactChecks(REGISTRY.check_cases, orders.device, orders.seed)
-        self._open: tuple[Call, Clock, Call] | None = None
-        self._open_state = state
-        self._precision = contextlib.ExitStack()
-
-    def hello(self) -> Hello:
-        """Return the first message: the packages and cells of the revision."""
-        hashes = source_hashes(REGISTRY.entries.values())
-        packages = {entry.package for entry in REGISTRY.entries.values()}
-        root = Path(self.orders.root).resolve()
-        files = {name: getattr(sys.modules.get(name), "__file__", None) for name in packages}
-        return Hello(
-            own_packages=tuple(
-                sorted(
-                    name for name, file in files.items() if file and Path(file).resolve().is_relative_to(root)
-                )
-            ),
-            code={name: hashes[name] for name in sorted(packages & hashes.keys())},
-            harness=hashes["esbench"],
-            cells=tuple(self._cells()),
-            cell_s=self.selection.suite.cell_s,
-            unknown=self.selection.unknown,
-        )
-
-    def answer(self, question: Question) -> Answer:
-        """Return the answer to a question. An error in a survey is part of the answer."""
-        match question:
-            case Survey():
-                return Rows(tuple(self._survey(question.cells)))
-            case Open():
-                return Opened(self._set_up(question.cell))
-            case Control():
-                self._close()
-                work = control_work(question.units, self.orders.device)
-                return Opened(self._warm(work, question.method))
-            case Visit():
-                return Visited(self._visit(question))
-
-    def _cells(self) -> Iterator[Cell]:
-        """Yield the cells of the suite, without baselines."""
-        suite = self.selection.suite
-        variants = [entry for entry in self.selection.entries if not entry.variant.baseline]
-        phases = [phase for phase in suite.phases if phase != QUALITY]
-        methods = [clock.method for clock in self.tools.clocks]
-        for case, entry in itertools.product(suite.cases, variants):
-            if entry.supports(case):
-                for phase, method in itertools.product(phases, methods):
-                    yield Cell(entry.variant, case, phase, method)
+    def __init__(self, orders: Orders, trees: Trees, tools: Instruments, send: Send) -> None:
+        self.orders, self.trees, self.tools, self.send = orders, trees, tools, send
+        self.state = TorchState()
 
     # Correctness and counts
 
-    def _survey(self, cells: tuple[Cell, ...]) -> Iterator[Surveyed]:
+    def survey(self) -> None:
+        """Send the first message, then the rows of this worker's share of the variants, in both arms."""
+        checks: dict[Arm, ExactChecks] = {}
+        cells: dict[Arm, tuple[Cell, ...]] = {}
+        code: dict[Arm, dict[str, str]] = {}
+        unknown: dict[Arm, str] = {}
+        timed: tuple[Cell, ...] = ()
+        for arm in ARMS:
+            self.trees.activate(arm)
+            checks[arm] = ExactChecks(REGISTRY.check_cases, self.orders.device, self.orders.seed)
+            code[arm] = source_hashes(REGISTRY.entries.values())
+            try:
+                cells[arm], timed = self._cells()  # those of head, which is the second arm
+            except UnknownNameError as error:
+                cells[arm], timed, unknown[arm] = (), (), str(error)
+        packages = {entry.package for entry in REGISTRY.entries.values()} & code["head"].keys()
+        everything = (*dict.fromkeys((*cells["head"], *cells["base"])),)
+        if not everything:
+            raise UserError(
+                unknown.get("head") or "the suite has no cell that is timed: name another --suite"
+            )
+        hashes = {arm: {name: code[arm][name] for name in sorted(packages)} for arm in ARMS}
+        self.send(Hello(hashes, code["head"]["esbench"], everything, timed))
+        groups: dict[tuple[Variant, Case], list[Cell]] = {}
+        for cell in everything:
+            groups.setdefault((cell.variant, cell.case), []).append(cell)
+        absent = unknown.get("head") or "the suite of head no longer has it"
+        share = [*groups.items()][self.orders.process :: self.orders.processes]
+        for number, ((variant, case), of_variant) in enumerate(share):
+            for arm in ARMS:
+                label = variant.label(case.operator)
+                self.send(Begin(f"the check of {label} in {arm}", number, len(share)))
+                self.trees.activate(arm)
+                for row in self._rows(arm, checks[arm], of_variant):
+                    # A cell that head could measure but its suite does not contain is a missing row, too.
+                    is_dropped = arm == "head" and row.status == "ok" and row.cell not in cells["head"]
+                    self.send(Surveyed(row.cell, arm, "absent", reason=absent) if is_dropped else row)
+
+    def _cells(self) -> tuple[tuple[Cell, ...], tuple[Cell, ...]]:
+        """Return the cells of the active revision's suite without baselines, and those that are timed.
+
+        Raises:
+            UnknownNameError: the revision has no such suite or variant.
+        """
+        orders, suite = self.orders, REGISTRY.find_suite(self.orders.suite)
+        plugins = {LOADED[name] for name in orders.plugins}
+        entries = REGISTRY.select(orders.variants or ("*",))
+        if not orders.variants:
+            entries = entries_of_suite(entries, suite, plugins)
+        methods = [clock.method for clock in self.tools.clocks]
+        phases = [phase for phase in suite.phases if phase != QUALITY]
+        cells, timed = [], []
+        for case, entry in itertools.product(suite.cases, entries):
+            if not entry.supports(case) or entry.variant.baseline:
+                continue
+            is_named = bool(orders.variants) or entry.package in plugins
+            for phase, method in itertools.product(phases, methods):
+                cells.append(cell := Cell(entry.variant, case, phase, method))
+                if is_named or any(fnmatchcase(cell.name, glob) for glob in suite.timed):
+                    timed.append(cell)
+        return tuple(cells), tuple(timed)
+
+    def _rows(self, arm: Arm, checks: ExactChecks, cells: Sequence[Cell]) -> Iterator[Surveyed]:
         """Yield a row for each cell of a variant on a case: its counts, or the reason for not having them."""
-        variant, case, arm = cells[0].variant, cells[0].case, self.orders.arm
+        variant, case = cells[0].variant, cells[0].case
         entry = REGISTRY.entries.get(variant.name)
         if entry is None or not entry.supports(case):
             reason = f"no variant {variant.label(case.operator)}"
             yield from (Surveyed(cell, arm, "absent", reason=reason) for cell in cells)
             return
         try:
-            failure = self._checks.failure(entry, case.operator)
+            failure = checks.failure(entry, case.operator)
             self.state.check()
             counts, missing = self._counts(entry, cells) if failure is None else ({}, {})
         except BaseException as error:  # noqa: BLE001  # a variant may raise anything
@@ -179,7 +169,7 @@ class Worker:
                 yield Surveyed(cell, arm, "ok", counts[cell.phase])
 
     def _counts(
-        self, entry: Entry, cells: tuple[Cell, ...]
+        self, entry: Entry, cells: Sequence[Cell]
     ) -> tuple[dict[Phase, dict[str, float]], dict[Phase, str]]:
         """Return the counts of each phase, and the reasons for phases that the variant lacks."""
         case = cells[0].case
@@ -213,92 +203,109 @@ class Worker:
 
     # Times
 
-    def _set_up(self, cell: Cell) -> float:
-        """Set a cell up and warm it up; return the approximate time of a call in ns."""
-        self._close()
-        self._precision.enter_context(precision(cell.case.dtype))
-        self._open_state = TorchState()  # with the settings of this precision
-        scheme = REGISTRY.entries[cell.variant.name].scheme
+    def time(self) -> None:
+        """Send replicates of all cells and controls: each is set up anew, in random order."""
+        orders = self.orders
+        rng = random.Random(f"{orders.seed} {orders.look} {orders.process}")  # noqa: S311  # an order, not a secret
+        set_ups: dict[str, tuple[SetUp, str, str]] = {
+            cell.name: (partial(self._set_up, cell), cell.method, cell.case.dtype) for cell in orders.cells
+        }
+        for name, more in orders.controls.items():
+            _, method = split_method(name)
+            set_ups[name] = (partial(self._set_up_control, more), method, "float32")
+        gc.collect()
+        gc.freeze()  # later collections skip what is loaded by now
+        for number in range(orders.replicates):
+            for index, name in enumerate(rng.sample([*set_ups], len(set_ups))):
+                done = number * len(set_ups) + index
+                self.send(Begin(f"the timing of {name}", done, orders.replicates * len(set_ups)))
+                self.send(self._replicate(name, *set_ups[name], rng))
+                if orders.device == "cuda":
+                    free_memory()
+
+    def _set_up(self, cell: Cell, arm: Arm) -> tuple[Call, Sequence[torch.Tensor]]:
+        scheme = self.trees.arms[arm].entries[cell.variant.name].scheme
         workload = build(scheme, cell.case, self.orders.device, self.orders.seed)
         workload.enter(cell.phase)
-        return self._warm(workload.phases[cell.phase], cell.method, workload.inputs)
+        return workload.phases[cell.phase], workload.inputs
 
-    def _warm(self, call: Call, method: str, inputs: Sequence[torch.Tensor] = ()) -> float:
-        """Warm a call up and open it for visits; return the approximate time of a call in ns."""
+    def _set_up_control(self, more: float, arm: Arm) -> tuple[Call, Sequence[torch.Tensor]]:
+        units = CONTROL_UNITS * (1 + more * (arm == "head"))
+        return control_work(round(units), self.orders.device), ()
+
+    def _replicate(self, name: str, set_up: SetUp, method: str, dtype: str, rng: random.Random) -> Replicate:
+        """Set a cell or control up in both arms, and time it in rounds, each ABBA or BAAB at random."""
         clock = next(clock for clock in self.tools.clocks if clock.method == method)
-        call = clock.prepare(call, max(1, len(inputs)))
-        with quiet():
-            warm = warm_up(call, clock, WARM_S)
-        self._open_state.check()
-        self._open = call, clock, InputRenewal(inputs)
-        return max(warm.call_ns, 1.0)  # a coarse clock may measure 0
+        order = rng.sample(ARMS, 2)
+        calls: dict[Arm, Callable[[int], tuple[float, ...]]] = {}
+        padding: list[object] = []  # so that a set-up has other addresses than the one before
+        with precision(dtype):
+            state = TorchState()
+            for arm in order:
+                padding += [bytearray(rng.randrange(1, 4096)) for _ in range(rng.randrange(20))]
+                padding.append(torch.empty(rng.randrange(2 ** rng.randrange(1, PADDING_BITS))))
+                self.trees.activate(arm)
+                call, inputs = set_up(arm)
+                calls[arm] = _visits(clock, clock.prepare(call, max(1, len(inputs))), InputRenewal(inputs))
+            with quiet():
+                slowest_ns = 1.0  # a coarse clock may measure 0
+                for arm in order:
+                    self.trees.activate(arm)
+                    slowest_ns = max(slowest_ns, min(calls[arm](1)[0] for _ in range(WARM_CALLS)))
+                rounds = int(ROUNDS_S * 1e9 / (4 * CALLS * slowest_ns))
+                visits: dict[Arm, list[tuple[float, ...]]] = {arm: [] for arm in ARMS}
+                first_arms = []
+                for _ in range(min(max(rounds, MIN_ROUNDS), MAX_ROUNDS)):
+                    first, second = rng.sample(ARMS, 2)
+                    first_arms.append(first)
+                    for arm in (first, second, second, first):  # a steady drift cancels
+                        self.trees.activate(arm)  # because calls may import modules
+                        visits[arm].append(calls[arm](CALLS))
+            state.check()
+        base, head = (tuple(visits[arm]) for arm in ARMS)
+        return Replicate(self.orders.look, self.orders.process, name, tuple(first_arms), base, head)
 
-    def _visit(self, visit: Visit) -> tuple[float, ...]:
-        """Return the times of the launches of a visit in ns."""
-        if self._open is None:
-            raise RuntimeError("a cell must be open before it is visited")
-        call, clock, renew = self._open
-        with quiet():
-            for _ in range(visit.before):
-                renew()
-                call()
-            samples = clock.visit(call, visit.launches, renew).samples["latency_ns"]
-        self._open_state.check()
-        return samples
 
-    def _close(self) -> None:
-        """Free the open cell, and restore the precision of float32 products."""
-        self._precision.close()
-        self._open_state = self.state
-        if self._open is not None:
-            self._open = None
-            free_memory()
-            gc.freeze()  # later collections skip what is loaded by now
+def _visits(clock: Clock, call: Call, renew: Call) -> Callable[[int], tuple[float, ...]]:
+    """Return a function that times a number of calls and returns their times in ns."""
+    return lambda count: clock.visit(call, count, renew).samples["latency_ns"]
 
 
-def main(orders: Orders, connection: Connection) -> None:
-    """Load the variants, send the first message, and answer questions until the gate ends."""
-
-    def send(answer: Answer) -> None:
-        connection.send_bytes(msgspec.json.encode(answer))
-
+def main(orders: Orders, send: Send) -> None:
+    """Load both revisions, and send what the orders ask for; a failure is the last message."""
     try:
         torch.set_num_threads(orders.threads)
-        state = TorchState()
-        selection = load_variants(orders)
-        state.check()
-        if "step" in selection.suite.phases:  # importing the optimizers takes seconds
-            torch.optim.SGD([torch.zeros(1)])
-        if orders.core is not None:  # after the imports, which both workers do at the same time
+        rng = random.Random(f"{orders.seed} {orders.look} {orders.process} order")  # noqa: S311  # no secret
+        first, second = rng.sample(ARMS, 2)
+        send(Begin(f"the loading of {first}, then {second}", 0, 1))
+        trees = Trees(orders.roots, orders.plugins, (first, second))
+        if orders.core is not None:  # after the imports, which are faster on all cores
             psutil.Process().cpu_affinity([orders.core])
         with instruments(orders.device, orders.methods) as tools:
-            worker = Worker(orders, selection, TorchState(), tools)
-            send(worker.hello())
-            for question in _questions(connection):
-                send(worker.answer(question))
+            worker = Worker(orders, trees, tools, send)
+            if orders.replicates:
+                worker.time()
+            else:
+                worker.survey()
+        send(Done())
+    except UserError as error:
+        send(Failure(str(error)))
     except BaseException as error:  # noqa: BLE001  # packages and variants may raise anything
         send(Failure(classify(error).reason))
 
 
-def _questions(connection: Connection) -> Iterator[Question]:
-    """Yield questions; end the process when the gate closes the connection.
-
-    A thread reads the connection, so that the process ends even if a variant hangs.
-    """
-    messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-
-    def listen() -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                messages.put(connection.recv_bytes())
-        os._exit(0)
-
-    threading.Thread(target=listen, daemon=True).start()
-    while True:
-        yield msgspec.json.decode(messages.get(), type=Question)
+def _end_with_gate() -> None:
+    """End the process when the gate closes stdin, which happens also if it is killed."""
+    os.read(0, 1)
+    os._exit(0)
 
 
 if __name__ == "__main__":
     file_descriptor = int(sys.argv[1])
     os.set_inheritable(file_descriptor, False)  # noqa: FBT003  # positional only
-    main(msgspec.json.decode(sys.argv[2], type=Orders), Connection(file_descriptor))
+    connection = Connection(file_descriptor)
+    threading.Thread(target=_end_with_gate, daemon=True).start()
+    main(
+        msgspec.json.decode(Path(sys.argv[2]).read_bytes(), type=Orders),
+        lambda message: connection.send_bytes(msgspec.json.encode(message)),
+    )

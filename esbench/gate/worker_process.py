@@ -1,4 +1,4 @@
-"""Control of a worker process by the gate: start it, ask questions, check the answers, end it."""
+"""Worker processes of the gate: start them, read their messages, end them."""
 
 import contextlib
 import os
@@ -6,21 +6,22 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Generator, Sequence
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import msgspec
 
 import esbench
-from esbench.gate.protocol import Answer, Control, Failure, Open, Orders, Question, Survey
-from esbench.gate.records import Arm
+from esbench.gate.protocol import Begin, Done, Failure, Message, Orders
 
 WORKER = ("-P", "-m", "esbench.gate.worker")
 """Arguments of Python; with ``-P`` the current folder is not searched for esbench."""
 SILENCE_S = 300.0
-"""Seconds without an answer after which a worker is considered hung."""
+"""Seconds without a message after which a worker is considered hung."""
 END_S = 2.0
 """Seconds to wait for a worker to exit after it closed its connection."""
 MALLOC_TUNABLES = ":".join(
@@ -28,36 +29,35 @@ MALLOC_TUNABLES = ":".join(
     for name, size in (("mmap_threshold", 2**30), ("trim_threshold", 2**32), ("top_pad", 2**26))
 )
 """With these settings a process keeps freed memory. By default, earlier allocations decide whether a call
-that allocates a megabyte faults its pages in every time, and the times of some cells vary between processes
-with a standard deviation of 24 % instead of 1.7 %."""
+that allocates a megabyte faults its pages in every time, which changes the times of some cells by 24 %."""
 QUOTED_CHARACTERS = 300
 """The most characters that an error quotes from a worker's log."""
 
-A = TypeVar("A", bound=Answer)
-
 
 class WorkerError(Exception):
-    """A worker died, hangs, failed or sent an invalid answer."""
+    """A worker died, hangs, failed or sent an invalid message."""
 
 
 class WorkerProcess:
-    """A running worker; it answers one question at a time."""
+    """A running worker."""
 
-    def __init__(self, orders: Orders, log: Path, program: Sequence[str] = WORKER) -> None:
-        """Start the process; its output goes to the file ``log``."""
-        self.arm = orders.arm
+    def __init__(self, orders: Orders, log: Path, program: Sequence[str]) -> None:
+        """Start the process; its output goes to the file ``log``, and its orders to a file next to it."""
         self.log = log
+        self.heard_s = time.monotonic()
         self._subject = "the start"
-        self._connection, worker_end = Pipe()
+        self.connection, worker_end = Pipe(duplex=False)
+        file = log.with_suffix(".json")
+        file.write_bytes(msgspec.json.encode(orders))
         harness = str(Path(esbench.__file__).resolve().parents[1])
         with worker_end, log.open("wb") as output:
             self.process = subprocess.Popen(  # noqa: S603  # a program of this project
-                [sys.executable, *program, str(worker_end.fileno()), msgspec.json.encode(orders).decode()],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, *program, str(worker_end.fileno()), str(file)],
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 pass_fds=[worker_end.fileno()],
-                cwd=orders.root,
+                cwd=log.parent,
                 env={
                     "GLIBC_TUNABLES": MALLOC_TUNABLES,
                     **os.environ,
@@ -67,48 +67,39 @@ class WorkerProcess:
                 start_new_session=True,  # an interrupt reaches only the gate, which ends its workers
             )
 
-    def ask(self, question: Question, kind: type[A]) -> A:
-        """Send a question and return the answer; for errors see :meth:`receive`."""
-        self.send(question)
-        return self.receive(kind)
-
-    def send(self, question: Question) -> None:
-        """Send a question."""
-        match question:
-            case Survey():
-                self._subject = f"the survey of {question.cells[0].name}"
-            case Open():
-                self._subject = f"the timing of {question.cell.name}"
-            case Control():
-                self._subject = f"{question.units} units of control work"
-        with contextlib.suppress(OSError):  # a dead worker is noticed by the missing answer
-            self._connection.send_bytes(msgspec.json.encode(question))
-
-    def receive(self, kind: type[A]) -> A:
-        """Wait for the answer to the last question, or for the first message.
+    def receive(self) -> Message:
+        """Return the next message, for which the caller has waited.
 
         Raises:
-            WorkerError: there is no answer, or it has another type.
+            WorkerError: the worker has ended or failed, or the message is invalid.
         """
+        self.heard_s = time.monotonic()
         try:
-            if not self._connection.poll(SILENCE_S):
-                self._fail(f"did not answer for {SILENCE_S:g} s")
-            answer: Answer = msgspec.json.decode(self._connection.recv_bytes(), type=Answer)
+            message: Message = msgspec.json.decode(self.connection.recv_bytes(), type=Message)
         except (EOFError, OSError):
-            self._fail(self._exit_description())
+            self.fail(self._exit_description())
         except ValueError as error:
-            self._fail(f"sent an invalid answer: {error}")
-        if not isinstance(answer, kind):
-            reason = answer.reason if isinstance(answer, Failure) else f"sent {type(answer).__name__}"
-            self._fail(f"failed: {reason}")
-        return answer
+            self.fail(f"sent an invalid message: {error}")
+        if isinstance(message, Failure):
+            raise WorkerError(f"{message.reason} (during {self._subject})")
+        if isinstance(message, Begin):
+            self._subject = message.subject
+        return message
 
     def stop(self) -> None:
         """Kill the worker and the processes that it started."""
         with contextlib.suppress(OSError):  # the group may be gone
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        self._connection.close()
+        self.connection.close()
+        if self.process.stdin:
+            self.process.stdin.close()
+
+    def fail(self, event: str) -> NoReturn:
+        """Raise a WorkerError with what the worker was doing, and what it printed last."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        quoted = f"; the last line it printed: {lines[-1][-QUOTED_CHARACTERS:]}" if lines else ""
+        raise WorkerError(f"the worker {event} (during {self._subject}){quoted}")
 
     def _exit_description(self) -> str:
         try:
@@ -117,24 +108,32 @@ class WorkerProcess:
             return "closed its connection but still runs"
         return f"ended with signal {-code}" if code < 0 else f"ended with exit code {code}"
 
-    def _fail(self, event: str) -> NoReturn:
-        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        quoted = f"; the last line it printed: {lines[-1][-QUOTED_CHARACTERS:]}" if lines else ""
-        raise WorkerError(f"the worker of {self.arm} {event} (during {self._subject}){quoted}")
 
+def run_workers(
+    orders: Sequence[Orders], folder: Path, program: Sequence[str] = WORKER
+) -> Generator[tuple[int, Message]]:
+    """Run workers at the same time; yield their numbers and messages as they come, until all are done.
 
-@contextlib.contextmanager
-def start_workers(
-    orders: Mapping[Arm, Orders], program: Sequence[str] = WORKER
-) -> Iterator[dict[Arm, WorkerProcess]]:
-    """Start a worker for each arm; at the end of the context, kill the workers and delete their files.
+    Logs and temporary files are in a new folder inside ``folder``. At the end, also after an error or an
+    interrupt, all workers are killed and their files deleted.
 
-    Logs and temporary files are next to the folders of the revisions.
+    Raises:
+        WorkerError: a worker died, hangs, failed or sent an invalid message.
     """
-    parent = Path(orders["base"].root).parent
-    with tempfile.TemporaryDirectory(prefix="logs-", dir=parent) as folder, contextlib.ExitStack() as stack:
-        workers: dict[Arm, WorkerProcess] = {}
-        for arm, order in orders.items():
-            workers[arm] = WorkerProcess(order, Path(folder) / f"{arm}.log", program)
-            stack.callback(workers[arm].stop)
-        yield workers
+    with tempfile.TemporaryDirectory(prefix="logs-", dir=folder) as logs, contextlib.ExitStack() as stack:
+        workers: dict[Connection, tuple[int, WorkerProcess]] = {}
+        for number, order in enumerate(orders):
+            worker = WorkerProcess(order, Path(logs) / f"{number}.log", program)
+            stack.callback(worker.stop)
+            workers[worker.connection] = number, worker
+        while workers:
+            _, quietest = min(workers.values(), key=lambda numbered: numbered[1].heard_s)
+            ready = wait([*workers], max(0.0, quietest.heard_s + SILENCE_S - time.monotonic()))
+            if not ready:
+                quietest.fail(f"has sent no message for {SILENCE_S:g} s")
+            for connection in [connection for connection in workers if connection in ready]:
+                number, worker = workers[connection]
+                message = worker.receive()
+                yield number, message
+                if isinstance(message, Done):
+                    del workers[connection]

@@ -39,6 +39,12 @@ README = (
 """Variants of the README's tables: NESgpu's schemes and one of each other family; some minutes in all."""
 
 
+GATED = ("*Linear | *", "*Linear(k=1) | *", "*Linear(rank=1) | *")
+"""Cells of linear layers with one variant of each scheme: what `esbench gate` times, 60 cells in a suite.
+
+Where a scheme has a variant with all default options, it is that one.
+"""
+
 CHECKED: dict[str, Any] = {"bias": True, "members": 8, "dtype": "float64"}
 """Fields of the cases on which every variant is checked."""
 
@@ -171,7 +177,7 @@ SUITES = (
             linear(64, 64, operator="BinarizedLinear", members=64),
         ),
         phases=("sample", "forward", "update"),
-        cell_s=0.12,
+        timed=(*GATED, "PerturbedConv2d | *", "LowRankConv2d(rank=1) | *", "PermutedConv2d | *"),
     ),
     Suite(
         name="gate_cuda",
@@ -179,7 +185,11 @@ SUITES = (
         variants=("*", "!Compiled*"),  # a gate starts many processes, each of which would compile
         cases=(linear(1024, 1024), conv2d(64, 64, (3, 3), (32, 32), members=256)),
         phases=("sample", "forward", "update"),
-        cell_s=0.6,
+        timed=tuple(
+            f"{glob}{phase} | graph"
+            for glob in (*GATED, "*PerturbedConv2d | *")
+            for phase in ("forward", "update")
+        ),
     ),
     Suite(
         name="kernels",

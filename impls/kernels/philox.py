@@ -21,7 +21,7 @@ from impls.kernels.gemm import grid_of
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.tiling import block_size
 from impls.perturbation.noise import NoiseStream
-from impls.perturbation.philox import ROUNDS, WEYL, DrawKey
+from impls.perturbation.philox import NAMESPACE, ROUNDS, WEYL, DrawKey
 
 WORD = 2**32
 """Number of values of a 32-bit word."""
@@ -464,7 +464,7 @@ def round_keys_kernel(
         tl.store(keys + 2 * i + 1, ((key >> 32) + i * SECOND) & 0xFFFFFFFF)
 
 
-@torch.library.impl("esbench::philox_keys", "CUDA")
+@torch.library.impl(f"{NAMESPACE}::philox_keys", "CUDA")
 def _keys_on_cuda(seed: str, step: Tensor) -> Tensor:
     """Compute :func:`impls.perturbation.philox.device_keys` on a GPU."""
     if importlib.util.find_spec("triton") is None:

@@ -231,11 +231,14 @@ def device_keys(seed: int, step: Tensor) -> Tensor:
     Raises:
         ValueError: on a GPU, the seed has more than 64 bits or triton is not installed.
     """
-    keys: Tensor = torch.ops.esbench.philox_keys(str(seed), step)
+    keys: Tensor = _OPERATORS.philox_keys(str(seed), step)
     return keys
 
 
-_LIBRARY = torch.library.Library("esbench", "DEF")
+NAMESPACE = f"esbench_{hash_name(__file__, 32):08x}"
+"""The namespace of operators in torch, derived from the file, so that a process can import two revisions."""
+_OPERATORS = getattr(torch.ops, NAMESPACE)
+_LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _LIBRARY.define("philox_keys(str seed, Tensor step) -> Tensor")  # on CUDA: impls.kernels.philox
 
 
@@ -244,7 +247,7 @@ def _keys_on_cpu(seed: str, step: Tensor) -> Tensor:
     return torch.tensor(_round_keys(_key(int(seed), int(step))))
 
 
-@torch.library.register_fake("esbench::philox_keys", lib=_LIBRARY)  # type: ignore[untyped-decorator]  # torch's
+@torch.library.register_fake(f"{NAMESPACE}::philox_keys", lib=_LIBRARY)  # type: ignore[untyped-decorator]  # torch's
 def _empty_keys(seed: str, step: Tensor) -> Tensor:  # noqa: ARG001  only the shape, for meta and tracing
     return step.new_empty(ROUNDS, 2)
 

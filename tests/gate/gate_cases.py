@@ -11,17 +11,15 @@ from esbench.gate.records import (
     ARMS,
     MORE,
     SAME,
+    SCHEMA,
     Arm,
     Bounds,
     Cell,
     Decision,
     Opening,
-    Replicate,
     Revision,
     Settings,
-    Stage,
     Surveyed,
-    Timed,
     Verdict,
 )
 from esbench.schema import Case, Variant
@@ -50,13 +48,6 @@ def spread(share: float, count: int, noise: float = QUIET) -> list[float]:
     return [math.log1p(share) + noise * (2 * index / (count - 1) - 1) for index in range(count)]
 
 
-def timed(name: str, log_ratio: float) -> Timed:
-    """Return a cell whose replicates have two equal rounds; the first launch of a visit is slow."""
-    base = ((9e9, 1e5, 1e5),) * 4
-    head = ((9e9, *(1e5 * math.exp(log_ratio),) * 2),) * 4
-    return Timed(cell=name, first=(ARMS[0],) * 2, base=base, head=head)
-
-
 def surveyed(surveyed_cell: Cell, arm: Arm, status: str = "ok", reason: str = "") -> Surveyed:
     """Return the row of a cell in an arm; with the same counts for all cells if its status is "ok"."""
     figures = COUNTS if status == "ok" else {}
@@ -68,49 +59,34 @@ def surveys(cells: Iterable[Cell] = CELLS) -> list[Surveyed]:
     return [surveyed(cell, arm) for cell in cells for arm in ARMS]
 
 
-def replicates(stage: Stage, log_ratios: Mapping[str, Sequence[float]]) -> list[Replicate]:
-    """Return replicates of these log ratios; a name with a shorter list is missing in the last ones."""
-    return [
-        Replicate(
-            stage=stage,
-            number=number + 1,
-            cells=tuple(timed(name, logs[number]) for name, logs in log_ratios.items() if number < len(logs)),
-            wall_s=1.0,
-        )
-        for number in range(max(map(len, log_ratios.values()), default=0))
-    ]
-
-
-def evidence(  # noqa: PLR0913  # one for each thing that a test may vary
-    screen: Shares | None = None,
-    confirm: Shares | None = None,
+def evidence(
+    shares: Shares | None = None,
     *,
+    looks: Mapping[str, int] | None = None,
+    noise: float = QUIET,
     rows: Sequence[Surveyed] | None = None,
-    screen_noise: float = QUIET,
-    confirm_noise: float = QUIET,
     controls: Shares = CONTROLS,
 ) -> Evidence:
     """Return the evidence of a whole gate: three cells without an effect, except for the given slowdowns.
 
-    Cells in ``confirm`` and the controls have replicates of the confirmation.
+    Every cell and control has all looks, unless ``looks`` has another number for its name.
     """
-    screen = {cell.name: 0.0 for cell in CELLS} | dict(screen or {})
-    confirm = confirm or {}
-    at_screen = {name: spread(share, SETTINGS.screen, screen_noise) for name, share in screen.items()}
-    at_confirm = {name: spread(share, SETTINGS.confirm, confirm_noise) for name, share in confirm.items()}
-    for name, share in controls.items():
-        at_screen[name] = spread(share, SETTINGS.screen)
-        at_confirm[name] = spread(share, SETTINGS.confirm)
-    return Evidence(
-        surveys=list(surveys() if rows is None else rows),
-        replicates=[*replicates("screen", at_screen), *replicates("confirm", at_confirm)],
-    )
+    rows = surveys() if rows is None else rows
+    timed = [*dict.fromkeys(row.cell for row in rows)]
+    shares = {cell.name: 0.0 for cell in timed} | dict(shares or {})
+    measured = {name: (share, noise) for name, share in shares.items()}
+    measured |= {name: (share, QUIET) for name, share in controls.items()}
+    log_ratios = {
+        name: [spread(share, count, width) for count in SETTINGS.new_replicates][: (looks or {}).get(name, 9)]
+        for name, (share, width) in measured.items()
+    }
+    return Evidence(list(rows), timed, log_ratios)
 
 
 def opening() -> Opening:
     """Return the first line of a gate on an invented machine."""
     return Opening(
-        schema=1,
+        schema=SCHEMA,
         gate_id="20260101T000000Z-gate-0001",
         started="2026-01-01T00:00:00+00:00",
         seed=0,

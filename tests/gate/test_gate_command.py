@@ -2,12 +2,11 @@
 
 import contextlib
 import functools
-import itertools
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +15,12 @@ import psutil
 import pytest
 
 from esbench import progress
-from esbench.gate import gate, records, worker_process
-from esbench.gate.protocol import Hello, Orders
-from esbench.gate.records import ARMS, Cell, Decision
-from esbench.gate.worker_process import WorkerProcess
-from esbench.schema import Variant
+from esbench.gate import gate, records
+from esbench.gate.protocol import Begin
+from esbench.gate.records import ARMS, Decision
+from esbench.gate.worker_process import run_workers
 from tests.cli.cli_runner import run
-from tests.gate.fake_worker import CASE, NAMES, FakeWorker
+from tests.gate.fake_worker import NAMES, fake_workers
 from tests.gate.gate_plugin import correct_variant, plugin, variant_with
 from tests.gate.gate_repository import commit, git, repository, state, write
 
@@ -31,7 +29,6 @@ GOOD = plugin(*map(correct_variant, ("TinyOne", "TinyTwo", "TinyThree")))
 WRONG = plugin(
     variant_with("TinyTwo", "sum(self, x)", "return x.sum(dim=0) + 1"), correct_variant("TinyThree")
 )
-HELLO = Hello(("impls",), {}, "", cells=(Cell(Variant(scheme="TinyOne"), CASE, "forward", "host"),))
 TINY = ["--device", "cpu", "--suite", "tiny", "--plugin", FILE]
 
 
@@ -105,22 +102,14 @@ def workspace(
     return Workspace(tmp_path, monkeypatch, capsys)
 
 
-def fakes_after(monkeypatch: pytest.MonkeyPatch, real: int) -> None:
-    """Let the first ``real`` workers be real ones; fake ones, which cost no time, follow."""
-    numbers = itertools.count()
-
-    def start(orders: Orders, log: Path, program: Sequence[str]) -> WorkerProcess:
-        number = next(numbers)
-        return (
-            WorkerProcess(orders, log, program) if number < real else FakeWorker(orders, "none", number, [])
-        )
-
-    monkeypatch.setattr(worker_process, "WorkerProcess", start)
+def start_with(monkeypatch: pytest.MonkeyPatch, start: Callable[..., Any]) -> None:
+    """Let gates start their workers by this function."""
+    monkeypatch.setattr(gate, "Gate", functools.partial(gate.Gate, start=start))
 
 
 def test_a_revision_against_itself_passes(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every sample is stored. The workers are fakes: the times of real ones may be too noisy to pass."""
-    fakes_after(monkeypatch, real=0)
+    """The workers are fakes: the times of real ones may be too noisy to pass."""
+    start_with(monkeypatch, fake_workers())
     done = workspace.run("--base", "HEAD", *TINY)
     assert done.code == 0, done.out + done.err
     decision = workspace.decision()
@@ -131,8 +120,7 @@ def test_a_revision_against_itself_passes(workspace: Workspace, monkeypatch: pyt
     tip = git(workspace.top, "rev-parse", "HEAD")
     assert {revision.commit for revision in decision.opening.revisions.values()} == {tip}
     lines = (workspace.out / "replicates.jsonl").read_bytes().splitlines()
-    assert sum(b'"stage":"screen"' in line for line in lines) == decision.settings.screen
-    assert sum(b'"stage":"confirm"' in line for line in lines) == decision.settings.confirm
+    assert sum(b'"record":"replicate"' in line for line in lines) >= 6 * decision.settings.looks[0]
     assert done.out.splitlines()[-1].startswith("PASS: ")
 
 
@@ -141,13 +129,11 @@ def test_a_missing_or_wrong_row_fails_by_name(
 ) -> None:
     """The row is named on stdout, in both files and on GitHub; uncommitted changes are measured if asked.
 
-    A row that is the same in both arms is timed, by real workers in the first replicate. The gate may run
-    from a subfolder, to which a plug-in's path is relative.
+    A row that is the same in both arms is timed. The gate may run from a subfolder, to which a plug-in's path
+    is relative.
     """
-    fakes_after(monkeypatch, real=4)  # two for the survey
-    monkeypatch.setattr(records, "Settings", functools.partial(records.Settings, screen=2, confirm=2))
-    monkeypatch.setattr(gate, "MIN_ROUNDS", 4)
-    monkeypatch.setattr(gate, "MAX_ROUNDS", 8)
+    settings = functools.partial(records.Settings, looks=(4,), processes=1)
+    monkeypatch.setattr(records, "Settings", settings)
     write(workspace.top, {FILE: WRONG})
     assert "--head worktree" in workspace.run("--base", "HEAD", *TINY).only_line
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
@@ -212,14 +198,14 @@ def test_bad_usage_ends_in_one_line_and_exit_code_2(
 
 def test_an_interrupt_leaves_nothing_behind(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupt exits with 130; further signals do not stop the clean-up, and handlers are restored."""
-    worker_counts = []
+    worker_counts: list[int] = []
     before = signal.getsignal(signal.SIGTERM)
     remove = shutil.rmtree
 
     @contextlib.contextmanager
     def showing() -> Iterator[progress.Show]:
         def show(_done: int, _total: int, activity: str, *_: object) -> None:
-            if activity.startswith("checking"):
+            if activity.endswith("a check") and not worker_counts:
                 worker_counts.append(len(workspace.workers()))
                 os.kill(os.getpid(), signal.SIGTERM)
 
@@ -230,17 +216,15 @@ def test_an_interrupt_leaves_nothing_behind(workspace: Workspace, monkeypatch: p
             os.kill(os.getpid(), number)
         remove(*arguments, **options)
 
-    def start(orders: Orders, log: Path, _: object) -> WorkerProcess:
-        """Start a process that has loaded the variants at once, and answers nothing more."""
-        program = (
-            "import sys, time; from multiprocessing.connection import Connection; "
-            f"Connection(int(sys.argv[1])).send_bytes({msgspec.json.encode(HELLO)!r}); time.sleep(600)"
-        )
-        return WorkerProcess(orders, log, ("-S", "-c", program))
-
-    monkeypatch.setattr(worker_process, "WorkerProcess", start)
+    program = (  # it begins, and sends nothing more
+        "import sys, time; from multiprocessing.connection import Connection; "
+        f"Connection(int(sys.argv[1])).send_bytes({msgspec.json.encode(Begin('a check', 0, 1))!r}); "
+        "time.sleep(600)"
+    )
+    start_with(monkeypatch, functools.partial(run_workers, program=("-S", "-c", program)))
     monkeypatch.setattr(progress, "showing", showing)
     monkeypatch.setattr(shutil, "rmtree", disturbed)
+    monkeypatch.setattr("esbench.cli.gate._cores", lambda: (None, None))
     done = workspace.run("--base", "HEAD", *TINY)
     assert (done.code, done.out, worker_counts) == (130, "", [2])
     assert done.err.splitlines()[-1] == "interrupted: no decision; workers and their files are removed"

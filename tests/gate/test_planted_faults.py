@@ -4,6 +4,7 @@ Fake workers have the fault; everything else is the gate's own code, without git
 """
 
 import datetime as dt
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -12,19 +13,19 @@ import pytest
 from esbench.errors import UserError
 from esbench.gate import waivers
 from esbench.gate.gate import REPLICATES
-from esbench.gate.records import ARMS, Line, Replicate
-from tests.gate.fake_worker import VICTIM, FakeWorkers, fake_gate
+from esbench.gate.records import ARMS, CONTROLS, Line, Replicate, Settings, Surveyed
+from tests.gate.fake_worker import NAMES, UNTIMED, VICTIM, fake_gate
 
 PASS, FAIL, USAGE, INVALID = 0, 1, 2, 3
 LAST_DAY = dt.date.today() + dt.timedelta(days=300)  # noqa: DTZ011  a waiver's last day is a local date
 WAIVER = f'[[accept]]\ncell = "*"\nmetric = "latency_ns"\nreason = "meant to be so"\nexpires = {LAST_DAY}\n'
 
 
-def outcome(fault: str | FakeWorkers, folder: Path, gate_toml: str = "") -> tuple[int, str]:
+def outcome(fault: str, folder: Path, gate_toml: str = "") -> tuple[int, str]:
     """Run a gate on fake workers with a fault; return its exit code and its messages other than "PASS"."""
     folder.mkdir()
     (folder / waivers.FILE).write_text(gate_toml, encoding="utf-8")
-    gate = fake_gate(folder, FakeWorkers(fault) if isinstance(fault, str) else fault)
+    gate = fake_gate(folder, fault)
     try:
         accepted = waivers.read(folder, dt.datetime.now(dt.UTC).date())
         decision = waivers.apply(gate.run(folder), accepted)
@@ -45,18 +46,17 @@ def outcome(fault: str | FakeWorkers, folder: Path, gate_toml: str = "") -> tupl
         ("slower", FAIL, VICTIM),  # one cell is slower by 2 %
         ("everywhere", FAIL, "geometric mean"),  # every cell is slower by 1.2 %
         ("missing", FAIL, VICTIM),  # a variant was removed
-        ("dropped", FAIL, "no longer has it"),  # a row was removed from the suite
         ("wrong", FAIL, "wrong result"),  # the output of head is wrong
-        ("peak_bytes", FAIL, "peak_bytes"),  # one more byte
-        ("dies", INVALID, "the worker of head ended"),  # while a cell is timed
+        ("peak_bytes", FAIL, f"{UNTIMED}Linear | Linear(4, 4) members=8 | forward | host peak_bytes"),
+        ("launches", FAIL, "launches"),  # one more launch
+        ("dies", INVALID, "the worker ended with signal 9; not all replicates were measured: Able"),
         ("deaf", INVALID, "2 % more work was not found"),  # control work takes the same time in both arms
         ("biased", INVALID, "equal work differs"),  # control work is 3 % slower in head
-        ("noisy", INVALID, "too noisy"),  # processes differ by 30 %
+        ("fast", INVALID, "equal work differs"),  # control work is 3 % faster in head
+        ("noisy", INVALID, "too noisy"),  # set-ups differ by 50 %
         ("new", INVALID, "no cell was measured"),  # no cell is in both arms
-        ("empty", USAGE, "no suite"),  # neither revision has the suite
-        ("unloadable", USAGE, "the worker of base ended (base is base, 000"),  # base cannot be imported
-        ("elsewhere", USAGE, "head does not contain the variant package impls"),
-        ("installed", USAGE, "no variant package is part of this repository"),  # in neither revision
+        ("empty", USAGE, "no suite of that name (base is base, 000"),  # neither revision has the suite
+        ("unloadable", USAGE, "head cannot be loaded after base"),
     ],
 )
 def test_a_fault_ends_with_its_exit_code_and_is_named(
@@ -78,21 +78,22 @@ def test_a_fault_ends_with_its_exit_code_and_is_named(
 
 
 def test_every_sample_is_on_disk(tmp_path: Path) -> None:
-    """All cells have three replicates; suspects and controls have ten, with three times the rounds."""
-    workers = FakeWorkers("none")
-    outcome(workers, tmp_path / "gate")
+    """All timed cells are in the first look, only undecided ones in later looks; counts are of all cells."""
+    looks = Settings().looks
+    outcome("unclear", tmp_path / "gate")
     lines = (tmp_path / "gate" / REPLICATES).read_bytes().splitlines()
     records = [msgspec.json.decode(line, type=Line) for line in lines]
+    rows = [record for record in records if isinstance(record, Surveyed)]
+    assert [(row.cell.variant.scheme, row.arm) for row in rows] == [
+        (name, arm) for name in (*NAMES, UNTIMED) for arm in ARMS
+    ]
     replicates = [record for record in records if isinstance(record, Replicate)]
-    assert [replicate.stage for replicate in replicates] == ["screen"] * 3 + ["confirm"] * 10
-    assert {len(replicate.cells) for replicate in replicates[:3]} == {6}
-    assert {timed.cell.split()[0] for timed in replicates[3].cells} == {"control:"}
-    for replicate, rounds in ((replicates[0], 20), (replicates[3], 60)):
-        for timed in replicate.cells:
-            assert len(timed.first) == rounds
-            assert len(timed.base) == len(timed.head) == 2 * rounds
-            assert {*timed.first} == {*ARMS}
-    rounds_of_visits = zip(*(workers.visited[index::4] for index in range(4)), strict=True)
-    assert set(rounds_of_visits) == {("base", "head", "head", "base"), ("head", "base", "base", "head")}
-    orders = [[timed.cell for timed in replicate.cells] for replicate in replicates[:3]]
-    assert orders[0] != orders[1] or orders[1] != orders[2]  # at least one order was shuffled
+    first = [replicate for replicate in replicates if replicate.look == 0]
+    assert Counter(replicate.cell.split("Linear")[0] for replicate in first) == {
+        **dict.fromkeys(NAMES, looks[0]),
+        **{f"{control} | host": looks[0] for control in CONTROLS},
+    }
+    assert {replicate.process for replicate in first} == {*range(Settings().processes)}
+    later = Counter(replicate.cell.split("Linear")[0] for replicate in replicates if replicate.look)
+    assert later.keys() == {VICTIM}
+    assert later[VICTIM] in {count - looks[0] for count in looks[1:]}

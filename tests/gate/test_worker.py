@@ -1,41 +1,29 @@
-"""Worker processes: what they measure, how they fail, and that they always end."""
+"""Workers: what they measure, two revisions in one process, how they fail, and that they always end."""
 
 import contextlib
 import os
 import re
 import sys
-import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
-import msgspec
 import psutil
 import pytest
 import torch
 
 from esbench import registry
+from esbench.errors import UserError
 from esbench.gate import worker_process
-from esbench.gate.protocol import (
-    Answer,
-    Control,
-    Failure,
-    Hello,
-    Open,
-    Opened,
-    Orders,
-    Rows,
-    Survey,
-    Visit,
-    Visited,
-)
-from esbench.gate.records import ARMS, Cell, Surveyed
-from esbench.gate.worker import control_work, main
-from esbench.gate.worker_process import WORKER, WorkerError, WorkerProcess, start_workers
-from esbench.schema import Case, Phase, Variant
+from esbench.gate.loading import Trees
+from esbench.gate.protocol import Begin, Done, Hello, Message, Orders
+from esbench.gate.records import ARMS, MORE, Cell, Replicate, Surveyed, control_name
+from esbench.gate.worker import CALLS, MAX_ROUNDS, control_work
+from esbench.gate.worker_process import WORKER, WorkerError, WorkerProcess, run_workers
+from esbench.schema import Case, Variant
 from tests.gate.gate_plugin import correct_variant, plugin, variant_with
-from tests.gate.gate_repository import write
+from tests.gate.gate_repository import Files, write
 
 pytestmark = pytest.mark.xdist_group("gate_worker")  # one worker makes what these tests share
 
@@ -57,6 +45,7 @@ VARIANTS = (
     variant_with("TinyHoards", "sum(self, x)", "KEPT.append(x + 1)", "return x.sum(dim=0)"),
     variant_with("TinyStale", "forward(self)", "return self.inputs[0].sum(dim=0)"),
     variant_with("TinyGreedy", "ready(self)", "torch.set_num_threads(2)"),
+    correct_variant("TinyDropped"),
     variant_with("TinyRude", "sum(self, x)", "torch.set_grad_enabled(False)", "raise ValueError('left so')"),
     variant_with("TinyMute", "ready(self)", "self.phases, self.unavailable = {}, {'forward': 7}"),
     variant_with(
@@ -66,96 +55,53 @@ VARIANTS = (
         "SEEN.add(x.sum().item())",
         "return x.sum(dim=0)",
     ),
-    variant_with("TinyHangs", "forward(self)", "open('hangs', 'w').close()", "time.sleep(600)"),
     "\nKEPT, SEEN = [], set()\n",
 )
 
 
-def orders(root: Path, **settings: object) -> Orders:
+def orders(top: Path, **settings: object) -> Orders:
     """Return the orders for a worker."""
+    roots = {arm: str(top / arm) for arm in ARMS}
     settings = {"suite": "tiny", "plugins": (FILE,), **settings}
-    return Orders(root=str(root), device="cpu", threads=1, seed=0, **settings)  # type: ignore[arg-type]  # fields of orders
+    return Orders(roots=roots, device="cpu", threads=1, seed=0, **settings)  # type: ignore[arg-type]  # fields of orders
 
 
-@contextlib.contextmanager
-def worker(root: Path, log: Path, **settings: object) -> Iterator[WorkerProcess]:
-    """Start a real worker for a folder, and end it afterwards."""
-    process = WorkerProcess(orders(root, **settings), log, WORKER)
-    try:
-        yield process
-    finally:
-        process.stop()
-
-
-def cell(name: str, phase: Phase = "forward") -> Cell:
+def cell(name: str) -> Cell:
     """Return a cell of one of the variants."""
-    return Cell(Variant(scheme=name), CASE, phase, "host")
+    return Cell(Variant(scheme=name), CASE, "forward", "host")
 
 
-def survey(process: WorkerProcess, name: str, *phases: Phase) -> tuple[Surveyed, ...]:
-    """Return the worker's rows of a variant."""
-    return process.ask(Survey(tuple(cell(name, phase) for phase in phases or ("forward",))), Rows).rows
+def messages(top: Path, **settings: object) -> list[Message]:
+    """Run a real worker; return its messages."""
+    received = [message for _, message in run_workers([orders(top, **settings)], top)]
+    assert not [*top.glob("logs-*")]
+    return received
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the variants."""
-    folder = tmp_path_factory.mktemp("tree")
-    (folder / FILE).write_text(plugin(*VARIANTS), encoding="utf-8")
-    return folder
+def test_a_survey_has_a_row_for_each_cell_in_both_arms(tmp_path: Path) -> None:
+    """A variant that cannot be measured has its reason; global state that it changed is restored.
 
-
-@pytest.fixture(scope="module")
-def serving(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerProcess, Hello]]:
-    """Return one worker and its first message for several tests, because it takes seconds to start.
-
-    At the end it runs a variant that hangs, and must end when its connection closes, as after its gate was
-    killed.
+    The folders' impls are loaded, their esbench and libraries are not.
     """
-    with worker(root, tmp_path_factory.mktemp("logs") / "log") as process:
-        yield process, process.receive(Hello)
-        process.send(Open(cell("TinyHangs")))
-        for _ in range(3000):
-            if not (root / "hangs").exists():
-                time.sleep(0.01)
-        assert (root / "hangs").exists()
-        process._connection.close()  # noqa: SLF001  # as the end of the gate's process does
-        assert process.process.wait(30) == 0
-
-
-def test_a_correct_variant_is_surveyed_and_timed(serving: tuple[WorkerProcess, Hello]) -> None:
-    """Two surveys count the same bytes and launches; a visit returns one sample per launch.
-
-    The first message has all cells of the suite without baselines, and the package in the folder. What a
-    variant prints goes to the log. Each call reads new values, so that stored results are of no use.
-    """
-    process, hello = serving
-    assert {"TinyPlain", "TinyWrong"} <= {cell.variant.scheme for cell in hello.cells}
-    assert all(cell.case == CASE and cell.method == "host" for cell in hello.cells)
-    assert hello.own_packages == ("their_variants",)
-    assert {"their_variants", "impls"} <= hello.code.keys()
-    assert (hello.cell_s, hello.unknown) == (0.01, "")
-    (first,) = survey(process, "TinyPlain")
-    assert survey(process, "TinyPlain") == (first,)
-    assert (first.arm, first.status, first.figures["peak_bytes"]) == ("head", "ok", 256.0)
-    for name in ("TinyPlain", "TinyLoud"):
-        process.ask(Open(cell(name)), Opened)
-        assert len(process.ask(Visit(5), Visited).samples) == 5
-    process.ask(Open(cell("TinyLookup")), Opened)
-    assert min(process.ask(Visit(5, before=2), Visited).samples) > 2e6
-    process.ask(Control(20, "host"), Opened)
-    assert len(process.ask(Visit(9), Visited).samples) == 9
-    log = process.log.read_bytes()
-    assert b"hello" in log
-    assert b"raw" in log
-
-
-def test_a_variant_that_cannot_be_measured_has_its_reason(serving: tuple[WorkerProcess, Hello]) -> None:
-    """Global state that a variant changed is restored before the next variant is measured."""
-    process, _ = serving
+    another = dict.fromkeys(("esbench/__init__.py", "msgspec.py"), "raise SystemExit('another harness')")
+    package, text = "impls/__init__.py", plugin(*VARIANTS)
+    write(tmp_path / "base", {package: text, **another})
+    write(tmp_path / "head", {package: text.replace('("Tiny*",)', '("Tiny*", "!TinyDropped")'), **another})
+    hello, *rest = [
+        message for message in messages(tmp_path, plugins=()) if not isinstance(message, Begin | Done)
+    ]
+    assert isinstance(hello, Hello)
+    assert hello.code["base"].keys() == hello.code["head"].keys() == {"impls"}
+    assert hello.code["base"] != hello.code["head"]
+    rows = {(row.cell.variant.scheme, row.arm): row for row in rest if isinstance(row, Surveyed)}
+    assert len(rows) == 2 * len(hello.cells)
+    assert rows["TinyPlain", "base"].figures == rows["TinyPlain", "head"].figures
+    assert rows["TinyPlain", "head"].figures["peak_bytes"] == 256.0
     for name, status, reason in (
-        ("TinyGone", "absent", "no variant TinyGoneTiny"),
+        ("TinyPlain", "ok", ""),
+        ("TinyLoud", "ok", ""),
         ("TinyNot", "unavailable", "needs a quantum computer"),
+        ("TinyPhaseless", "unavailable", "it never learnt"),
         ("TinyWrong", "failed", "wrong result: the sum is off"),
         ("TinyExits", "failed", "SystemExit: 7"),
         ("TinyRaises", "failed", "ValueError: two lines"),
@@ -166,14 +112,71 @@ def test_a_variant_that_cannot_be_measured_has_its_reason(serving: tuple[WorkerP
         ("TinyMute", "failed", "TypeError: unavailable['forward'] is of type int: give the reason as a str"),
         ("TinyStale", "failed", "wrong result: forward returns the same result for different inputs"),
     ):
-        (row,) = survey(process, name)
-        assert row.status == status, name
-        assert reason in row.reason
-        assert "\n" not in row.reason
-        assert survey(process, "TinyPlain")[0].status == "ok", name
-    rows = survey(process, "TinyPhaseless", "forward", "update")
-    assert [row.reason for row in rows] == ["it never learnt", "it has no phase update"]
-    assert {row.status for row in rows} == {"unavailable"}
+        for arm in ARMS:
+            row = rows[name, arm]
+            assert row.status == status, name
+            assert reason in row.reason
+            assert "\n" not in row.reason
+    assert rows["TinyDropped", "base"].status == "ok"
+    assert rows["TinyDropped", "head"].reason == "the suite of head no longer has it"
+
+
+def test_replicates_are_timed_in_rounds_of_new_set_ups(tmp_path: Path) -> None:
+    """A cell is set up anew in both arms; each call reads new values, so that stored results are of no use.
+
+    A module that a variant imports late comes from its own revision.
+    """
+    lookup = VARIANTS[-2]
+    late = variant_with(
+        "TinyLate", "sum(self, x)", "import late", "assert late.ARM in __file__", "return x.sum(dim=0)"
+    )  # fmt: skip
+    for arm in ARMS:
+        text = plugin(lookup, late, VARIANTS[-1])
+        write(tmp_path / arm, {FILE: text, "late.py": f"ARM = '/{arm}/'"})
+    names = {cell("TinyLookup").name, cell("TinyLate").name, control_name(MORE, "host")}
+    *received, done = messages(
+        tmp_path,
+        cells=(cell("TinyLookup"), cell("TinyLate")),
+        controls={control_name(MORE, "host"): 0.02},
+        replicates=2,
+        look=1,
+        process=3,
+    )
+    assert done == Done()
+    replicates = [message for message in received if isinstance(message, Replicate)]
+    assert sorted(replicate.cell for replicate in replicates) == sorted([*names, *names])
+    assert {(replicate.look, replicate.process) for replicate in replicates} == {(1, 3)}
+    for replicate in replicates:
+        assert len(replicate.base) == len(replicate.head) == 2 * len(replicate.first) <= 2 * MAX_ROUNDS
+        assert {len(visit) for visit in (*replicate.base, *replicate.head)} == {CALLS}
+        if "Lookup" in replicate.cell:
+            assert min(min(visit) for visit in (*replicate.base, *replicate.head)) > 2e6
+    begun = [message for message in received if isinstance(message, Begin)]
+    assert begun[1].subject.removeprefix("the timing of ") in names
+    assert [message.done for message in begun[1:]] == [*range(6)]
+
+
+def test_a_call_that_fails_while_it_is_timed_ends_its_worker(tmp_path: Path) -> None:
+    """The error has the exception and the cell."""
+    for arm in ARMS:
+        write(tmp_path / arm, {FILE: plugin(*VARIANTS)})
+    error = r"^ValueError: two lines \(during the timing of TinyRaisesTiny \|"
+    with pytest.raises(WorkerError, match=error):
+        messages(tmp_path, cells=(cell("TinyRaises"),), replicates=1)
+
+
+def test_a_worker_ends_with_its_gate(tmp_path: Path) -> None:
+    """The end of the gate's process closes its stdin; that also ends a worker that hangs."""
+    for arm in ARMS:
+        write(tmp_path / arm, {FILE: "import time; time.sleep(600)"})
+    process = WorkerProcess(orders(tmp_path), tmp_path / "log", WORKER)
+    try:
+        assert isinstance(process.receive(), Begin)
+        assert process.process.stdin is not None
+        process.process.stdin.close()
+        assert process.process.wait(30) == 0
+    finally:
+        process.stop()
 
 
 def test_a_unit_of_control_work_is_a_matrix_product(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,91 +187,116 @@ def test_a_unit_of_control_work_is_a_matrix_product(monkeypatch: pytest.MonkeyPa
     assert products.call_count == 3
 
 
-LATE = variant_with(
-    "TinyLate",
-    "sum(self, x)",
-    "if os.path.exists('late'): raise RuntimeError('enough')",
-    "return x.sum(dim=0)",
-)
+@pytest.fixture
+def unloaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forget the packages of variants, and restore them and other global state afterwards."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    registry_state, loaded, folder = {**vars(registry.REGISTRY)}, {**registry.LOADED}, Path.cwd()
+    modules, threads, linear = {**sys.modules}, torch.get_num_threads(), torch.nn.functional.linear
+    try:
+        yield
+    finally:
+        vars(registry.REGISTRY).update(registry_state)
+        registry.LOADED.clear()
+        registry.LOADED.update(loaded)
+        os.chdir(folder)
+        for name in sys.modules.keys() - modules.keys():
+            del sys.modules[name]
+        sys.modules.update(modules)
+        torch.set_num_threads(threads)
+        torch.nn.functional.linear = linear
 
 
-def test_variants_come_from_the_revision_and_the_harness_does_not(tmp_path: Path) -> None:
-    """The folder's impls is loaded, its esbench and libraries are not; missing names are reported.
-
-    A variant that fails while it is timed ends its worker: the error has the cell and the exception.
-    """
-    another = "raise SystemExit('another harness')"
-    files = {"esbench/__init__.py": another, "msgspec.py": another, "impls/__init__.py": plugin(LATE)}
-    theirs = tmp_path / "theirs"
-    write(theirs, files)
-    with worker(theirs, tmp_path / "log", plugins=(), variants=("Nope*",)) as process:
-        hello = process.receive(Hello)
-        assert hello.own_packages == ("impls",)
-        assert hello.cells == ()
-        assert hello.unknown == "no variant matches 'Nope*'; available: TinyLate"
-        process.ask(Open(cell("TinyLate")), Opened)
-        (theirs / "late").touch()
-        with pytest.raises(
-            WorkerError, match=r"of head failed: RuntimeError: enough \(during the timing of TinyLateTiny \|"
-        ):
-            process.ask(Visit(3), Visited)
-        with pytest.raises(WorkerError, match="ended with exit code 0"):
-            process.ask(Visit(3), Visited)
+PLAIN = plugin(correct_variant("TinyPlain"))
 
 
+def load_trees(top: Path, base: Files, head: Files) -> Trees:
+    """Load two revisions with these files into this process, base first."""
+    write(top / "base", base)
+    write(top / "head", head)
+    return Trees({arm: str(top / arm) for arm in ARMS}, (FILE,), ARMS)
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_two_revisions_are_loaded_side_by_side(tmp_path: Path) -> None:
+    """Each has its own variants, suites and modules; those of packages elsewhere are the same in both."""
+    new = plugin(correct_variant("TinyPlain"), correct_variant("TinyNew"))
+    helper = "\nimport below.helper\n"
+    files = {"below/__init__.py": "", "below/helper.py": ""}
+    trees = load_trees(tmp_path, {FILE: PLAIN + helper, **files}, {FILE: new + helper, **files})
+    assert trees.own == [FILE]
+    seen = {}
+    for arm in ARMS:
+        trees.activate(arm)
+        schemes = {name for name in registry.REGISTRY.entries if name.startswith("Tiny")}
+        assert schemes == {"TinyPlain"} | ({"TinyNew"} if arm == "head" else set())
+        assert "tiny" in registry.REGISTRY.suites
+        seen[arm] = [sys.modules[name] for name in ("their_variants", "below.helper", "impls")]
+        assert all(str(module.__file__).startswith(str(tmp_path / arm)) for module in seen[arm][:2])
+        assert registry.REGISTRY.entries["TinyPlain"] is trees.arms[arm].entries["TinyPlain"]
+    same = [base is head for base, head in zip(*seen.values(), strict=True)]
+    assert same == [False, False, True]
+
+
+REGISTERS = "\nimport torch\nLIBRARY = torch.library.Library('gate_twice', 'DEF')\n"
+REFUSES = """
+if "is loaded" in sys.modules:
+    raise ImportError("cannot load module more than once per process")
+sys.modules["is loaded"] = sys
+"""
+
+
+@pytest.mark.usefixtures("unloaded")
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("base", "head", "words"),
     [
         (
-            plugin(correct_variant("TinyPlain"), "torch.set_num_threads(2)\n"),
-            "it changed a global setting: the number of threads from 1 to 2",
+            PLAIN + REGISTERS,
+            PLAIN + REGISTERS,
+            "head cannot be loaded after base, in the same process: .*must not register names",
         ),
+        (PLAIN + REFUSES, PLAIN + REFUSES, "cannot load module more than once per process"),
+        (PLAIN, "raise SystemExit('it never\\nworked')", "SystemExit: it never worked"),
+        ("1 / 0", PLAIN, "base cannot be loaded: cannot load variants from their_variants.py: ZeroDivision"),
+        (PLAIN, PLAIN + "torch.set_num_threads(7)", "it changed a global setting: the number of threads"),
         (
-            "raise SystemExit('it never\\nworked')\n",
-            r"UserError: cannot load variants from their_variants\.py.*it never worked",
+            PLAIN,
+            PLAIN + "torch.nn.functional.linear = torch.nn.functional.relu",
+            "head replaces torch.nn.functional.linear, which both revisions use",
         ),
+        (PLAIN, None, "head does not contain the variant package their_variants.py, which"),
+        (None, PLAIN, "base does not contain the variant package their_variants.py, which"),
+        (None, None, "no variant package is part of this repository: name one with --plugin"),
     ],
-    ids=["greedy", "broken"],
 )
-def test_a_revision_that_is_not_measured_has_its_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
+def test_revisions_that_cannot_be_loaded_together_are_refused(
+    tmp_path: Path, base: str | None, head: str | None, words: str
 ) -> None:
-    """Its variants cannot be loaded, or change a global torch setting when they are imported."""
-    write(tmp_path, {FILE: text})
-    monkeypatch.chdir(tmp_path)  # the worker changes the folder and the path of modules
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(registry, "LOADED", {**registry.LOADED})
-    threads, connection = torch.get_num_threads(), Mock()
-    try:
-        main(orders(tmp_path), connection)
-    finally:
-        torch.set_num_threads(threads)
-        sys.modules.pop("their_variants", None)
-    ((message,),) = (call.args for call in connection.send_bytes.call_args_list)
-    failure = msgspec.json.decode(message, type=Answer)
-    assert isinstance(failure, Failure)
-    assert re.search(reason, failure.reason)
+    """The one line says which revision, and why."""
+    with pytest.raises(UserError) as error:
+        load_trees(tmp_path, *({"a": ""} if text is None else {FILE: text} for text in (base, head)))
+    assert re.search(words, str(error.value))
+    assert "\n" not in str(error.value)
+
+
+def fake_worker(folder: Path, line: str, workers: int = 1) -> Generator[tuple[int, Message]]:
+    """Run processes that run this line instead of a worker."""
+    start = (
+        "import os, sys, time\nfrom multiprocessing.connection import Connection\n"
+        "connection = Connection(int(sys.argv[1]))\nsend = connection.send_bytes\n"
+    )
+    return run_workers([orders(folder)] * workers, folder, ("-S", "-c", start + line))
 
 
 def error_of(tmp_path: Path, line: str) -> str:
     """Return the error about a process that runs this line instead of a worker; all its processes end."""
-    start = """
-        import os, sys, time
-        from multiprocessing.connection import Connection
-        connection = Connection(int(sys.argv[1]))
-    """
-    program = ("-S", "-c", "\n".join([textwrap.dedent(start), line]))
-    process = WorkerProcess(orders(tmp_path), tmp_path / "log", program)
-    family = [psutil.Process(process.process.pid)]
-    assert os.getsid(process.process.pid) == process.process.pid  # an interrupt reaches only the gate
-    try:
-        with pytest.raises(WorkerError) as error:
-            process.receive(Hello)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            family += family[0].children(recursive=True)
-    finally:
-        process.stop()
+    before = {*psutil.Process().children(recursive=True)}
+    family: set[psutil.Process] = set()
+    with pytest.raises(WorkerError) as error:  # noqa: PT012  # children exist only while it runs
+        for _ in fake_worker(tmp_path, line):
+            family |= {*psutil.Process().children(recursive=True)} - before
     assert all(map(is_gone, family))
+    assert not [*tmp_path.iterdir()]
     message = str(error.value)
     assert "\n" not in message
     assert len(message) < 600
@@ -286,52 +314,44 @@ def is_gone(process: psutil.Process) -> bool:
     return True
 
 
+BEGIN = """send(b'{"record":"begin","subject":"a check","done":0,"total":1}'); """
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("os.kill(os.getpid(), 11)", "the worker of head ended with signal 11 (during the start)"),
-        (
-            "sys.exit('no such')",
-            "ended with exit code 1 (during the start); the last line it printed: no such",
-        ),
+        ("os.kill(os.getpid(), 11)", "the worker ended with signal 11 (during a check)"),
+        ("sys.exit('no such')", "ended with exit code 1 (during a check); the last line it printed: no such"),
+        ("os._exit(0)", "ended with exit code 0"),
         ("os.write(2, b'\\xff' + b'x' * 1000); sys.exit(1)", f"the last line it printed: {'x' * 300}"),
-        ("""connection.send_bytes(b'{"message":"opened","launch_ns":0}')""", "an invalid answer: Expected"),
-        ("""connection.send_bytes(b'{"message":"opened","launch_ns":1}')""", "failed: sent Opened"),
+        ("send(b'hello')", "sent an invalid message: JSON is malformed"),
+        ("""send(b'{"record":"failure","reason":"it broke"}')""", "it broke (during a check)"),
+        (
+            """send(b'{"record":"replicate","look":0,"process":0,"cell":"A","first":[],"base":[[-1]]}')""",
+            "sent an invalid message: Expected `float` > 0",
+        ),
         ("connection.close(); time.sleep(600)", "closed its connection but still runs"),
         (
             "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork(); time.sleep(600)",
-            "did not answer",
+            "has sent no message for 0.5 s (during a check)",
         ),
     ],
 )
 def test_a_process_that_is_not_a_worker_is_an_error_and_is_killed(
     tmp_path: Path, line: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a process may die, send an invalid answer, hang, ignore signals or start other processes."""
+    """Such a process may die, send an invalid message, hang, ignore signals or start other processes."""
     monkeypatch.setattr(worker_process, "SILENCE_S", 5.0 if "sleep" not in line else 0.5)
     monkeypatch.setattr(worker_process, "END_S", 0.5)
-    assert words in error_of(tmp_path, line)
+    assert words in error_of(tmp_path, BEGIN + line)
 
 
-def test_both_workers_end_after_an_error(tmp_path: Path) -> None:
-    """An interrupt also deletes their logs; if the second cannot be started, the first one ends."""
+def test_all_workers_end_after_an_error(tmp_path: Path) -> None:
+    """An interrupt ends them, too, and deletes their logs."""
     processes: list[psutil.Process] = []
-    program = ("-S", "-c", "import time; time.sleep(600)")
-
-    def interrupted() -> None:
-        with start_workers({arm: orders(tmp_path) for arm in ARMS}, program) as workers:
-            processes.extend(psutil.Process(worker.process.pid) for worker in workers.values())
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    before = {process.pid for process in psutil.Process().children()}
-    with (
-        pytest.raises(FileNotFoundError),
-        start_workers({"base": orders(tmp_path), "head": orders(tmp_path / "gone")}, program),
-    ):
-        pass
-    assert len(processes) == 2
+    with contextlib.closing(fake_worker(tmp_path, f"{BEGIN}time.sleep(600)", workers=2)) as running:
+        assert {next(running)[0], next(running)[0]} == {0, 1}
+        processes += psutil.Process().children()
+    assert len(processes) >= 2
     assert all(map(is_gone, processes))
-    assert {process.pid for process in psutil.Process().children()} <= before
-    assert not list(tmp_path.iterdir())
+    assert not [*tmp_path.iterdir()]
