@@ -177,6 +177,7 @@ SUITES = (
             linear(64, 64, operator="BinarizedLinear", members=64),
         ),
         phases=("sample", "forward", "update"),
+        cell_s=0.12,
         timed=(*GATED, "PerturbedConv2d | *", "LowRankConv2d(rank=1) | *", "PermutedConv2d | *"),
     ),
     Suite(
@@ -185,6 +186,7 @@ SUITES = (
         variants=("*", "!Compiled*"),  # a gate starts many processes, each of which would compile
         cases=(linear(1024, 1024), conv2d(64, 64, (3, 3), (32, 32), members=256)),
         phases=("sample", "forward", "update"),
+        cell_s=0.6,
         timed=tuple(
             f"{glob}{phase} | graph"
             for glob in (*GATED, "*PerturbedConv2d | *")
