@@ -22,8 +22,9 @@ ORDER: dict[Status, int] = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
 CONTROLS = {SAME: ("alike", "differs"), MORE: ("not found", "found")}
 """Control -> text shown instead of a verdict if it is not slower, and if it is slower."""
 LEGEND = (
-    "slower by: slowdown of head relative to base; at least, at most: its one-sided bounds at the level of "
-    "the stage that decided; detectable: the smallest slowdown that is found with a probability of 80 %."
+    "slower by: slowdown of head relative to base; at least: lower bound at the level of the test; at most: "
+    "upper bound at the level of 1 %; detectable: the smallest slowdown that is found with a probability of "
+    "80 %; replicates: set-ups of the cell in both revisions."
 )
 
 
