@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
-from statistics import fmean, median
+from statistics import fmean
 from typing import NamedTuple
 
 import msgspec
@@ -114,13 +114,13 @@ def replicate_log_ratio(replicate: Replicate) -> float:
 
 
 def round_log_ratios(replicate: Replicate) -> list[float]:
-    """Return log(head / base) of each round: mean over the visits of head of log(median), minus that of base.
+    """Return log(head / base) of each round: mean over visits of head of log(minimum), minus that of base.
 
-    The order of a round is ABBA or BAAB, so that linear drift cancels.
+    Disturbances only make a call slower, so that the fastest call of a visit varies least (Chen and Revels,
+    Robust benchmarking in noisy environments, 2016). The order of a round is ABBA or BAAB, so that linear
+    drift cancels.
     """
-    base, head = (
-        [math.log(median(visit)) for visit in visits] for visits in (replicate.base, replicate.head)
-    )
+    base, head = ([math.log(min(visit)) for visit in visits] for visits in (replicate.base, replicate.head))
     visits_in_rounds = zip(head[::2], head[1::2], base[::2], base[1::2], strict=True)
     return [(h1 + h2 - b1 - b2) / 2 for h1, h2, b1, b2 in visits_in_rounds]
 

@@ -178,7 +178,7 @@ class Settings(Strict, frozen=True):
     """
 
     margin: float = 0.005
-    indifferent: float = 0.015
+    indifferent: float = 0.01
     looks: tuple[int, ...] = (32, 96, 320)
     processes: int = 4
     alpha: float = 0.01

@@ -39,12 +39,12 @@ from esbench.workload import Workload, build
 WARM_CALLS = 3
 """Calls after a set-up that are not timed."""
 CALLS = 3
-"""Calls of a visit. The other arm has just used the caches, so the first one is slow; their median is not.
+"""Calls of a visit. The other arm has just used the caches, so the first one is slow; the fastest counts.
 Many short visits are better than a few long ones, because a disturbance takes longer than a call."""
-MIN_ROUNDS, MAX_ROUNDS = 4, 10
+MIN_ROUNDS, MAX_ROUNDS = 6, 10
 ROUNDS_S = 0.03
-"""Seconds for the rounds of a replicate, within these bounds. More set-ups are better than more rounds: the
-addresses that a set-up happens to get change a time by 3 %, and ten rounds know it within 1 %."""
+"""Seconds for the rounds of a replicate, within these bounds. With more rounds, the addresses of a set-up
+would decide."""
 CONTROL_SIDE = {"cpu": 48, "cuda": 512}
 """Device -> side of the two square matrices whose product is a unit of control work: about 5 us on a CPU."""
 CONTROL_UNITS = 50

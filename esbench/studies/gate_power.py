@@ -19,11 +19,8 @@ from scipy import stats
 from esbench import store
 from esbench.errors import UserError
 from esbench.gate.decision import (
-    FAILED,
-    INVALID,
     MEAN,
     ROUND_TRIM,
-    exit_code,
     open_names,
     round_log_ratios,
     time_verdicts,
@@ -43,21 +40,19 @@ FOLDER = "gate"
 PAGE, PICTURE = "gate.md", "gate-power"
 SCHEMA = 3
 SEED = 20261128
-SLOWDOWNS = (0.01, 0.02, 0.03, 0.05)
-"""Slowdowns injected into one cell."""
-SLOWDOWN_OF_ALL = 0.01
-"""The slowdown injected into every cell at once."""
-SUITES, TRIALS = 1000, 400
-"""Number of drawn suites for the false-alarm rate, and for each slowdown."""
+NOTHING, ONE_CELL, ALL_CELLS = "nothing", "one cell", "all cells, by the mean"
+PLANTED = (
+    (NOTHING, 0.0, 1000),
+    *((ONE_CELL, slower, 400) for slower in (0.01, 0.02, 0.03, 0.05)),
+    (ALL_CELLS, 0.01, 400),
+)
+"""What is slower, by how much, and the number of suites to draw."""
 MAX_ALARM_RATE = 0.01
 """Goal: the share of unchanged suites with an alarm."""
-MIN_POWER = {0.02: 0.8, 0.03: 0.95}
-"""Goal: slowdown of one cell -> the share of suites in which it is found."""
-MIN_POWER_OF_ALL = 0.95
-"""Goal: the share of suites in which a slowdown of all cells is found."""
+MIN_POWER = {(ONE_CELL, 0.02): 0.8, (ONE_CELL, 0.03): 0.95, (ALL_CELLS, 0.01): 0.95}
+"""Goal: the share of suites in which a slowdown is found."""
 MIN_SHARE = 0.8
 """The title of the plot names the smallest slowdown that at least this share of suites finds."""
-ONE_CELL, ALL_CELLS = "one cell", "all cells, by the mean"
 
 
 class CellLogs(Strict, frozen=True):
@@ -71,38 +66,15 @@ class CellLogs(Strict, frozen=True):
     rounds_variance: float
 
 
-class Alarms(Strict, frozen=True, kw_only=True):
-    """Counts over drawn suites without a slowdown.
+class Result(Strict, frozen=True, kw_only=True):
+    """Counts over drawn suites in which nothing, one cell or every cell is slower.
 
     Attributes:
-        cells: cells of each suite.
-        alarmed: suites with a FAIL.
-        by_mean: suites in which the geometric mean FAILs.
-        failed: cells that FAIL, over all suites.
-        inconclusive: cells that are INCONCLUSIVE, over all suites.
-        inconclusive_suites: suites without a FAIL in which a cell or the mean is INCONCLUSIVE.
-        replicates: mean number of replicates per suite.
-    """
-
-    suites: int
-    cells: int
-    alarmed: int
-    by_mean: int
-    failed: int
-    inconclusive: int
-    inconclusive_suites: int
-    replicates: float
-
-
-class Power(Strict, frozen=True, kw_only=True):
-    """Counts over drawn suites with a slowdown.
-
-    Attributes:
-        kind: ONE_CELL or ALL_CELLS.
+        kind: NOTHING, ONE_CELL or ALL_CELLS.
         slower: the slowdown; 0.01 is 1 %.
-        found: suites in which the slowed cell or the mean FAILs.
-        others: suites in which a cell other than the slowed one FAILs; of no use for ALL_CELLS.
-        by_mean: suites in which the geometric mean FAILs.
+        found: suites in which the slowed cell or the mean FAILs; without a slowdown, in which anything does.
+        others: suites in which another cell FAILs.
+        inconclusive: suites in which a cell or the mean is INCONCLUSIVE.
         replicates: mean number of replicates per suite.
     """
 
@@ -111,12 +83,12 @@ class Power(Strict, frozen=True, kw_only=True):
     suites: int
     found: int
     others: int
-    by_mean: int
+    inconclusive: int
     replicates: float
 
     @property
     def share(self) -> float:
-        """The share of suites in which the slowdown was found."""
+        """The share of suites in which something was found."""
         return self.found / self.suites
 
 
@@ -128,8 +100,7 @@ class GateStudy(Strict, frozen=True, kw_only=True):
     settings: Settings
     wall_s: float
     cells: Annotated[tuple[CellLogs, ...], msgspec.Meta(min_length=1)]
-    alarms: Alarms
-    powers: tuple[Power, ...]
+    results: tuple[Result, ...]
 
 
 def measure(gate: Gate, processes: int, replicates: int, results: Path) -> Path:
@@ -161,11 +132,7 @@ def measure(gate: Gate, processes: int, replicates: int, results: Path) -> Path:
         settings=settings,
         wall_s=round(time.monotonic() - start_s, 3),
         cells=cells,
-        alarms=count_alarms(cells, settings, SUITES),
-        powers=tuple(
-            count_detections(cells, settings, kind, slower, TRIALS)
-            for kind, slower in (*((ONE_CELL, slower) for slower in SLOWDOWNS), (ALL_CELLS, SLOWDOWN_OF_ALL))
-        ),
+        results=tuple(judge_suites(cells, settings, *planted) for planted in PLANTED),
     )
     folder = results / opening.environment.slug / FOLDER
     return store.write_document(study, folder / f"{opening.gate_id}.json")
@@ -194,47 +161,30 @@ def shares_of_variance(cells: Sequence[CellLogs], trim: float) -> Shares:
 # Drawn suites
 
 
-def count_alarms(cells: Sequence[CellLogs], settings: Settings, suites: int) -> Alarms:
-    """Decide on drawn suites without a slowdown, and count their verdicts."""
-    decided = list(decide_suites(cells, settings, 0.0, [""] * suites))
-    # Without reasons to be invalid, the exit code INVALID means that a cell or the mean is INCONCLUSIVE.
-    codes = [exit_code(verdicts, invalid=()) for verdicts, _ in decided]
-    statuses = [verdict.status for verdicts, _ in decided for verdict in verdicts if verdict.cell != MEAN]
-    return Alarms(
-        suites=suites,
-        cells=len(cells),
-        alarmed=codes.count(FAILED),
-        by_mean=sum(MEAN in failed_names(verdicts) for verdicts, _ in decided),
-        failed=statuses.count("FAIL"),
-        inconclusive=statuses.count("INCONCLUSIVE"),
-        inconclusive_suites=codes.count(INVALID),
-        replicates=fmean(replicates for _, replicates in decided),
-    )
-
-
-def count_detections(
+def judge_suites(
     cells: Sequence[CellLogs], settings: Settings, kind: str, slower: float, suites: int
-) -> Power:
-    """Decide on drawn suites in which a cell chosen at random, or every cell, is slower."""
-    rng = np.random.default_rng([SEED, 1])
-    chosen = rng.integers(len(cells), size=suites)
-    targets = [MEAN if kind == ALL_CELLS else cells[index].name for index in chosen]
-    decided = list(decide_suites(cells, settings, slower, targets))
-    failed = [failed_names(verdicts) for verdicts, _ in decided]
-    return Power(
+) -> Result:
+    """Decide on drawn suites in which nothing, a cell chosen at random, or every cell is slower."""
+    chosen = np.random.default_rng([SEED, 1]).integers(len(cells), size=suites)
+    targets = [{NOTHING: "", ALL_CELLS: MEAN}.get(kind, cells[index].name) for index in chosen]
+    found = others = inconclusive = replicates = 0
+    for target, (verdicts, count) in zip(
+        targets, decide_suites(cells, settings, slower, targets), strict=True
+    ):
+        failed = {verdict.cell for verdict in verdicts if verdict.status == "FAIL"}
+        found += target in failed if target else bool(failed)
+        others += bool(failed - {target, MEAN})
+        inconclusive += any(verdict.status == "INCONCLUSIVE" for verdict in verdicts)
+        replicates += count
+    return Result(
         kind=kind,
         slower=slower,
         suites=suites,
-        found=sum(target in names for target, names in zip(targets, failed, strict=True)),
-        others=sum(bool(names - {target, MEAN}) for target, names in zip(targets, failed, strict=True)),
-        by_mean=sum(MEAN in names for names in failed),
-        replicates=fmean(replicates for _, replicates in decided),
+        found=found,
+        others=others,
+        inconclusive=inconclusive,
+        replicates=replicates / suites,
     )
-
-
-def failed_names(verdicts: Sequence[Verdict]) -> set[str]:
-    """Return the names of the cells that FAIL, and of their mean if it does."""
-    return {verdict.cell for verdict in verdicts if verdict.status == "FAIL"}
 
 
 def decide_suites(
@@ -304,8 +254,9 @@ still open, without replacement, and swaps the arms of a process at random. It i
 rule. Suites share replicates, so intervals are what they would be for independent suites. All draws use the
 seed {SEED}."""
 _POWER = (
-    "In each suite one randomly chosen cell, or all cells, take longer in head by the given share. *Another "
-    "cell fails*: suites in which an unchanged cell FAILs."
+    "In each suite nothing, one randomly chosen cell, or all cells take longer in head by the given share. "
+    "*Found in*: suites in which that FAILs, for nothing those with any FAIL, which are false alarms, with "
+    "the interval of Clopper and Pearson (1934)."
 )
 _SHARES = (
     "Standard deviations of the log of head / base, root mean square over cells: of a replicate from the "
@@ -319,8 +270,7 @@ def page(studies: Sequence[GateStudy], out: Path) -> str:
     parts = ["# False alarms and power of the gate", _INTRODUCTION]
     for study in studies:
         parts += [f"## {escape(study.opening.environment.device_name)}", _origin(study)]
-        parts += [_picture(study, out), "### False alarms", _alarm_table(study.alarms)]
-        parts += ["### Power", _power_table(study.powers), _POWER]
+        parts += [_picture(study, out), "### Power", _power_table(study.results), _POWER]
         parts += ["### Shares of the variance", _shares_table(study), _SHARES]
     return join(parts)
 
@@ -345,9 +295,10 @@ def _picture(study: GateStudy, out: Path) -> str:
     from esbench.report.plots.gate_power import gate_power  # noqa: PLC0415  # matplotlib is slow to import
 
     points: dict[str, list[tuple[float, int, int]]] = {}
-    for power in study.powers:
-        points.setdefault(power.kind, []).append((power.slower, power.found, power.suites))
-    reliable = (power for power in study.powers if power.kind == ONE_CELL and power.share >= MIN_SHARE)
+    for result in study.results:
+        if result.slower:
+            points.setdefault(result.kind, []).append((result.slower, result.found, result.suites))
+    reliable = (result for result in study.results if result.kind == ONE_CELL and result.share >= MIN_SHARE)
     smallest = next(reliable, None)
     finding = (
         f"The gate finds a {100 * smallest.slower:.3g} % slowdown of one cell in "
@@ -355,11 +306,12 @@ def _picture(study: GateStudy, out: Path) -> str:
         if smallest
         else "The gate finds no slowdown of a single cell reliably"
     )
-    alarms = study.alarms
-    alarm = f"a false alarm in {alarms.alarmed} of" if alarms.alarmed else "no false alarm in"
-    title = f"{finding} and raises {alarm} {alarms.suites:,} unchanged suites"
+    unchanged = study.results[0]
+    alarm = f"a false alarm in {unchanged.found} of" if unchanged.found else "no false alarm in"
+    title = f"{finding} and raises {alarm} {unchanged.suites:,} unchanged suites"
     here = study.opening.environment
-    figure = gate_power(points, MIN_POWER, title, f"{here.device_name}, study {study.opening.gate_id}")
+    goals = {slower: share for (kind, slower), share in MIN_POWER.items() if kind == ONE_CELL}
+    figure = gate_power(points, goals, title, f"{here.device_name}, study {study.opening.gate_id}")
     return image(figure.write(_picture_path(study, out)).name, title)
 
 
@@ -367,46 +319,28 @@ def _picture_path(study: GateStudy, out: Path) -> Path:
     return out / f"{PICTURE}-{study.opening.environment.slug}.svg"
 
 
-def _alarm_table(alarms: Alarms) -> str:
-    comparisons = alarms.suites * alarms.cells
-    rate = alarms.alarmed / alarms.suites
-    goal = f"{percent(rate)}: {'met' if rate <= MAX_ALARM_RATE else 'not met'}"
-    ends = stats.binomtest(alarms.alarmed, alarms.suites).proportion_ci()  # Clopper and Pearson, 1934
-    rows = [
-        ("suites", alarms.suites),
-        ("comparisons of a cell", comparisons),
-        ("suites with a FAIL", alarms.alarmed),
-        (f"share of suites with a FAIL; goal: at most {percent(MAX_ALARM_RATE)}", goal),
-        ("its 95 % interval", f"{percent(ends.low)} to {percent(ends.high)}"),
-        ("suites in which the geometric mean FAILs", alarms.by_mean),
-        ("comparisons that FAIL", alarms.failed),
-        ("comparisons that are INCONCLUSIVE", percent(alarms.inconclusive / comparisons)),
-        ("suites that end INCONCLUSIVE", alarms.inconclusive_suites),
-        ("replicates per suite, mean", format_number(alarms.replicates)),
-    ]
-    return table(("", "nothing differs"), rows)
-
-
-def _power_table(powers: Sequence[Power]) -> str:
+def _power_table(results: Sequence[Result]) -> str:
     rows = []
-    for power in powers:
-        all_cells = power.kind == ALL_CELLS
-        goal = MIN_POWER_OF_ALL if all_cells else MIN_POWER.get(power.slower)
+    for result in results:
+        least = MIN_POWER.get((result.kind, result.slower))
+        ends = stats.binomtest(result.found, result.suites).proportion_ci()
+        goal = "" if least is None else f"at least {percent(least)}"
         rows.append(
             (
-                power.kind,
-                percent(power.slower),
-                power.suites,
-                percent(power.share),
-                "" if goal is None else percent(goal),
-                ABSENT if all_cells else power.others,
-                power.by_mean,
-                format_number(power.replicates),
+                result.kind,
+                percent(result.slower),
+                result.suites,
+                percent(result.share),
+                f"{percent(ends.low)} to {percent(ends.high)}",
+                f"at most {percent(MAX_ALARM_RATE)}" if result.kind == NOTHING else goal,
+                ABSENT if result.kind == ALL_CELLS else result.others,
+                result.inconclusive,
+                format_number(result.replicates),
             )
         )
     header = (
-        *("", "slower by", "suites", "found in", "goal: at least", "another cell fails", "the mean fails"),
-        "replicates per suite",
+        *("slower", "by", "suites", "found in", "95 % interval", "goal", "another cell fails"),
+        *("inconclusive", "replicates per suite"),
     )
     return table(header, rows)
 

@@ -88,7 +88,7 @@ def test_only_undecided_cells_get_more_replicates() -> None:
 def test_the_mean_of_all_cells_is_tested() -> None:
     """Cells that are too noisy to fail alone fail together, and faster cells balance slower ones."""
     many = [cell(f"C{index}") for index in range(40)]
-    for shares, code in ((dict.fromkeys(many, 0.012), "slower"), ({many[0]: 0.012}, "no-sign")):
+    for shares, code in ((dict.fromkeys(many, 0.009), "slower"), ({many[0]: 0.009}, "no-sign")):
         gate = evidence({cell.name: share for cell, share in shares.items()}, rows=surveys(many), noise=0.04)
         decision = decided(gate)
         assert time_of(decision, MEAN)[1] == code
@@ -98,10 +98,10 @@ def test_the_mean_of_all_cells_is_tested() -> None:
 
 def test_a_larger_family_is_tested_at_a_stricter_level() -> None:
     """A cell that would fail alone passes among many others."""
-    shares = {ABLE.name: 0.0136}
-    assert time_of(decided(evidence(shares, rows=surveys([ABLE]), noise=0.0144)), ABLE.name)[1] == "slower"
+    shares = {ABLE.name: 0.0106}
+    assert time_of(decided(evidence(shares, rows=surveys([ABLE]), noise=0.0094)), ABLE.name)[1] == "slower"
     many = surveys([ABLE, *(cell(f"C{index}") for index in range(200))])
-    assert time_of(decided(evidence(shares, rows=many, noise=0.0144)), ABLE.name)[0] == "PASS"
+    assert time_of(decided(evidence(shares, rows=many, noise=0.0094)), ABLE.name)[0] == "PASS"
 
 
 def test_rows_and_outputs_are_compared_exactly() -> None:

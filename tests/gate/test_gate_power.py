@@ -11,7 +11,7 @@ from esbench.errors import UserError
 from esbench.gate.records import Settings
 from esbench.report.plots.style import FAMILIES
 from esbench.studies import gate_power, newest_files
-from esbench.studies.gate_power import ALL_CELLS, ONE_CELL, CellLogs, GateStudy
+from esbench.studies.gate_power import ALL_CELLS, NOTHING, ONE_CELL, CellLogs, GateStudy
 from tests.gate.fake_worker import NAMES, fake_gate
 
 SETTINGS = Settings()
@@ -36,20 +36,19 @@ def cells(spread: float, count: int, between: float = 0.0) -> list[CellLogs]:
 
 def test_drawn_suites_find_planted_slowdowns_and_nothing_else() -> None:
     """Unchanged suites raise no alarm, power grows with the slowdown, and only changed cells fail."""
-    quiet = cells(0.03, 20)
-    alarms = gate_power.count_alarms(quiet, SETTINGS, 40)
-    assert (alarms.alarmed, alarms.failed, alarms.suites, alarms.cells) == (0, 0, 40, 20)
-    assert 20 * SETTINGS.looks[0] < alarms.replicates < 20 * SETTINGS.looks[1]
-    powers = [
-        gate_power.count_detections(quiet, SETTINGS, ONE_CELL, slower, 30) for slower in (0.005, 0.02, 0.05)
+    quiet, noisy = cells(0.02, 20), cells(1.5, 3)
+    unchanged = gate_power.judge_suites(quiet, SETTINGS, NOTHING, 0.0, 40)
+    assert (unchanged.found, unchanged.others, unchanged.inconclusive) == (0, 0, 0)
+    assert 20 * SETTINGS.looks[0] < unchanged.replicates < 20 * SETTINGS.looks[1]
+    results = [
+        gate_power.judge_suites(quiet, SETTINGS, ONE_CELL, slower, 30) for slower in (0.005, 0.02, 0.05)
     ]
-    assert powers[0].share < 0.2
-    assert 0.7 < powers[1].share <= powers[2].share == 1
-    assert all(power.others == 0 for power in powers)
-    everywhere = gate_power.count_detections(quiet, SETTINGS, ALL_CELLS, 0.015, 30)
-    assert everywhere.share == everywhere.by_mean / 30 == 1
-    noisy = gate_power.count_alarms(cells(1.5, 3), SETTINGS, 20)
-    assert (noisy.inconclusive_suites, noisy.alarmed) == (20, 0)
+    assert results[0].share < 0.2
+    assert 0.7 < results[1].share <= results[2].share == 1
+    assert all(result.others == 0 for result in results)
+    assert gate_power.judge_suites(quiet, SETTINGS, ALL_CELLS, 0.015, 30).share == 1
+    unclear = gate_power.judge_suites(noisy, SETTINGS, NOTHING, 0.0, 20)
+    assert (unclear.inconclusive, unclear.found) == (20, 0)
 
 
 def test_the_variance_is_split_between_rounds_set_ups_and_processes() -> None:
@@ -66,8 +65,9 @@ def test_a_page_has_the_results_of_the_newest_study(tmp_path: Path, monkeypatch:
 
     A study without cells, or a file of another kind, is reported.
     """
-    monkeypatch.setattr(gate_power, "SUITES", 60)
-    monkeypatch.setattr(gate_power, "TRIALS", 20)
+    monkeypatch.setattr(
+        gate_power, "PLANTED", ((NOTHING, 0.0, 60), (ONE_CELL, 0.05, 20), (ALL_CELLS, 0.01, 20))
+    )
     measured = study(tmp_path)
     assert [row.name.split("Linear")[0] for row in measured.cells] == [*NAMES]
     assert {(len(row.log_ratios), *map(len, row.log_ratios)) for row in measured.cells} == {(3, 8, 8, 8)}
@@ -77,13 +77,10 @@ def test_a_page_has_the_results_of_the_newest_study(tmp_path: Path, monkeypatch:
     assert FAMILIES["low rank"].color.lower() in drawn  # the palette of all plots
     text = path.read_text(encoding="utf-8")
     assert text == gate_power.page([measured], tmp_path)
-    assert "goal: at most 1.00 % | 0 %: met" in text
-    assert "| 0 % to 5.96 %" in text
-    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in text.splitlines() if "|" in line]
-    assert ["one cell", "5.00 %", "20"] in rows
+    rows = [[cell.strip() for cell in line.split("|")[1:8]] for line in text.splitlines() if "|" in line]
+    assert ["nothing", "0 %", "60", "0 %", "0 % to 5.96 %", "at most 1.00 %", "0"] in rows
+    assert ["one cell", "5.00 %", "20", "100 %"] in [row[:4] for row in rows]
     assert {"rounds", "set-ups", "processes"} <= {row[0] for row in rows}
-    monkeypatch.setattr(gate_power, "MAX_ALARM_RATE", -1.0)
-    assert "0 %: not met" in gate_power.page([measured], tmp_path)
     with pytest.raises(UserError, match="no variant of the suite is computed correctly"):
         study(tmp_path / "new", fault="new")
     assert gate_power.render(tmp_path / "empty", tmp_path) == []
