@@ -11,15 +11,13 @@ from esbench.cli.options import REPORTS, Plugins, Results, Seed, Variants, app, 
 
 @app.command("gate-study")
 def gate_study(
-    processes: Annotated[
-        int, typer.Option(help="Processes to measure in; a gate uses at most 12.", metavar="N", min=2)
-    ] = 12,
+    processes: Annotated[int, typer.Option(help="Processes to measure in.", metavar="N", min=2)] = 8,
     replicates: Annotated[
         int,
         typer.Option(
-            help="Replicates of a cell in each process; a gate makes at most 56.", metavar="N", min=2
+            help="Replicates of a cell in each process; a gate makes at most 36.", metavar="N", min=2
         ),
-    ] = 56,
+    ] = 36,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     suite: Annotated[str | None, typer.Option(help="Suite to measure; by default that of the gate.")] = None,
     variants: Variants = None,
@@ -34,7 +32,7 @@ def gate_study(
     This revision is compared with itself again and again, for about ten minutes, during which nothing else
     should run on the machine. The study is stored at its end.
 
-    Example: esbench gate-study --processes 12
+    Example: esbench gate-study --processes 8
     """
     from esbench.errors import UserError
     from esbench.gate.revisions import repository, resolve
