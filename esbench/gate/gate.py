@@ -1,7 +1,7 @@
 """One run of the gate: survey both revisions, time cells look by look until each is decided, decide.
 
 A worker process imports both revisions. For a replicate it sets a cell up anew in both arms, and times them
-in ABBA or BAAB rounds. The addresses that a set-up happens to get change a time by about 1 %, with either
+in ABBA or BAAB rounds. The addresses that a set-up happens to get change a time, with either
 revision and in any process, so set-ups, not processes, are what is repeated. Each look uses fresh processes,
 a few at the same time. Every replicate is written to disk as soon as it is measured.
 """

@@ -20,9 +20,8 @@ from esbench import store
 from esbench.errors import UserError
 from esbench.gate.decision import (
     MEAN,
-    ROUND_TRIM,
     open_names,
-    round_log_ratios,
+    replicate_log_ratio,
     time_verdicts,
     trimmed,
 )
@@ -56,14 +55,10 @@ MIN_SHARE = 0.8
 
 
 class CellLogs(Strict, frozen=True):
-    """log(head / base) of the replicates of a cell in each process.
-
-    ``rounds_variance``: the squared standard error of a replicate from its rounds, mean over replicates.
-    """
+    """log(head / base) of the replicates of a cell in each process."""
 
     name: str
     log_ratios: Annotated[tuple[tuple[float, ...], ...], msgspec.Meta(min_length=2)]
-    rounds_variance: float
 
 
 class Result(Strict, frozen=True, kw_only=True):
@@ -116,16 +111,11 @@ def measure(gate: Gate, processes: int, replicates: int, results: Path) -> Path:
         raise UserError("no variant of the suite is computed correctly: `esbench check` shows the reasons")
     start_s = time.monotonic()
     log_ratios: dict[str, list[list[float]]] = {name: [[] for _ in range(processes)] for name in names}
-    round_variances: dict[str, list[float]] = {name: [] for name in names}
     gate.settings = msgspec.structs.replace(settings, processes=processes)
     for replicate in gate.replicates(0, processes * replicates, names):
-        estimate = trimmed(round_log_ratios(replicate), ROUND_TRIM)
-        log_ratios[replicate.cell][replicate.process].append(round(estimate.mean, 5))  # for a small file
-        round_variances[replicate.cell].append(estimate.variance)
-    cells = tuple(
-        CellLogs(name, tuple(map(tuple, by_process)), fmean(round_variances[name]))
-        for name, by_process in log_ratios.items()
-    )
+        # Five digits, for a small file.
+        log_ratios[replicate.cell][replicate.process].append(round(replicate_log_ratio(replicate), 5))
+    cells = tuple(CellLogs(name, tuple(map(tuple, by_process))) for name, by_process in log_ratios.items())
     study = GateStudy(
         schema=SCHEMA,
         opening=opening,
@@ -141,7 +131,6 @@ def measure(gate: Gate, processes: int, replicates: int, results: Path) -> Path:
 class Shares(NamedTuple):
     """The parts of the variance of log ratios, mean over cells."""
 
-    rounds: float
     set_ups: float
     processes: float
 
@@ -154,8 +143,7 @@ def shares_of_variance(cells: Sequence[CellLogs], trim: float) -> Shares:
         error = fmean(estimate.variance for estimate in estimates)
         set_ups.append(error * len(cell.log_ratios[0]))
         processes.append(variance(estimate.mean for estimate in estimates) - error)
-    rounds = fmean(cell.rounds_variance for cell in cells)
-    return Shares(rounds, fmean(set_ups) - rounds, fmean(processes))
+    return Shares(fmean(set_ups), fmean(processes))
 
 
 # Drawn suites
@@ -259,9 +247,9 @@ _POWER = (
     "the interval of Clopper and Pearson (1934)."
 )
 _SHARES = (
-    "Standard deviations of the log of head / base, root mean square over cells: of a replicate from the "
-    "scatter of its rounds, between set-ups in a process beyond that, and between processes beyond both. "
-    "The last is a difference of variances, so chance can make it negative."
+    "Standard deviations of the log of head / base, root mean square over cells: between the replicates of a "
+    "process, that is by set-ups and by disturbed rounds, and between processes beyond that. The latter is a "
+    "difference of variances, so chance can make it negative."
 )
 
 
@@ -350,6 +338,6 @@ def _shares_table(study: GateStudy) -> str:
     total = sum(shares)
     rows = [
         (name, f"{100 * math.copysign(math.sqrt(abs(share)), share):.2f} %", percent(share / total))
-        for name, share in zip(("rounds", "set-ups", "processes"), shares, strict=True)
+        for name, share in zip(("set-ups in a process", "processes"), shares, strict=True)
     ]
     return table(("between", "standard deviation", "share of the variance"), rows)

@@ -29,8 +29,7 @@ def cells(spread: float, count: int, between: float = 0.0) -> list[CellLogs]:
     rng = np.random.default_rng(0)
     logs = rng.normal(0, spread, (count, 12, 56)) + rng.normal(0, between, (count, 12, 1))
     return [
-        CellLogs(f"cell {index}", tuple(map(tuple, of_cell.tolist())), spread**2 / 10)
-        for index, of_cell in enumerate(logs)
+        CellLogs(f"cell {index}", tuple(map(tuple, of_cell.tolist()))) for index, of_cell in enumerate(logs)
     ]
 
 
@@ -51,12 +50,11 @@ def test_drawn_suites_find_planted_slowdowns_and_nothing_else() -> None:
     assert (unclear.inconclusive, unclear.found) == (20, 0)
 
 
-def test_the_variance_is_split_between_rounds_set_ups_and_processes() -> None:
-    """Each part is that of the invented cells, also if a few replicates were disturbed."""
+def test_the_variance_is_split_between_set_ups_and_processes() -> None:
+    """Each part is that of the invented cells."""
     for between in (0.0, 0.02):
         parts = gate_power.shares_of_variance(cells(0.03, 200, between), SETTINGS.trim)
-        assert parts.rounds == pytest.approx(0.03**2 / 10)
-        assert parts.set_ups == pytest.approx(0.9 * 0.03**2, rel=0.2)
+        assert parts.set_ups == pytest.approx(0.03**2, rel=0.2)
         assert parts.processes == pytest.approx(between**2, abs=0.03**2 / 100)
 
 
@@ -80,7 +78,7 @@ def test_a_page_has_the_results_of_the_newest_study(tmp_path: Path, monkeypatch:
     rows = [[cell.strip() for cell in line.split("|")[1:8]] for line in text.splitlines() if "|" in line]
     assert ["nothing", "0 %", "60", "0 %", "0 % to 5.96 %", "at most 1.00 %", "0"] in rows
     assert ["one cell", "5.00 %", "20", "100 %"] in [row[:4] for row in rows]
-    assert {"rounds", "set-ups", "processes"} <= {row[0] for row in rows}
+    assert {"set-ups in a process", "processes"} <= {row[0] for row in rows}
     with pytest.raises(UserError, match="no variant of the suite is computed correctly"):
         study(tmp_path / "new", fault="new")
     assert gate_power.render(tmp_path / "empty", tmp_path) == []
