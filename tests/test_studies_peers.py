@@ -6,13 +6,16 @@ import msgspec
 import numpy as np
 import pytest
 
+from esbench.errors import UserError
 from esbench.report.analysis.peers import OPERATOR, Generations, name
 from esbench.report.plots.peers import generation_times
 from esbench.report.plots.style import WIDTHS
+from esbench.report.readme import Page
 from esbench.report.tables.peers import peer_sections, summary
 from esbench.schema import QUALITY, Case, Measurement, Row, Run, Variant
 from esbench.studies.peers import render
 from tests import synthetic
+from tests.report.report_cases import a_run, store
 from tests.synthetic import time_row, variant
 
 OURS = Variant(scheme="Esbench", options=(("scheme", "LowRank"),))
@@ -68,11 +71,11 @@ def test_each_library_has_a_row_with_its_fastest_variant() -> None:
         "EvoTorch 0.6.1",
         "evosax 0.3.2, generations=5",
     ]
-    assert table.headings[:3] == ("256 (ms)", "2,048 (ms)", "x fastest at 2,048")
-    assert rows["esbench LowRank"] == ["4.00", "32.0", "1.00x", "32.0", "20.0", "0.270"]
-    assert rows["EvoX 1.4.0, compiled=True"][1:4] == ["64.0", "2.00x", "16.0"]
+    assert table.headings[:4] == ("64 (ms)", "256 (ms)", "2,048 (ms)", "x fastest at 256")
+    assert rows["esbench LowRank"] == ["1.00", "4.00", "32.0", "1.00x", "32.0", "20.0", "0.270"]
+    assert rows["EvoX 1.4.0, compiled=True"][1:5] == ["8.00", "64.0", "2.00x", "16.0"]
     assert rows["EvoTorch 0.6.1"][-1].startswith("failed")
-    assert rows["evosax 0.3.2, generations=5"][0] == "16.0"  # of one generation
+    assert rows["evosax 0.3.2, generations=5"][1] == "16.0"  # of one generation
     assert summary(synthetic.run(synthetic.three(synthetic.linear()))) is None
 
 
@@ -137,3 +140,12 @@ def test_a_name_has_the_version_of_the_library() -> None:
     assert name(OURS) == "esbench LowRank"
     assert name(variant("VmapByHand", chunk_size=256)) == "torch.func.vmap, chunk_size=256"
     assert name(variant("Mine")) == "Mine"
+
+
+def test_generations_beside_other_libraries(tmp_path: Path) -> None:
+    """A page has the fastest variant of each library, and all tables; another run is an error."""
+    page, file = Page(tmp_path), store(tmp_path, peers_run())
+    assert "| esbench LowRank | 1.00 | 4.00 | 32.0 | 1.00x | 32.0 | 20.0 | 0.270 |" in page.peers(file)
+    assert "| fastest | esbench LowRank |" in page.generations(file)
+    with pytest.raises(UserError, match="has no generations: name a run of suite peers"):
+        page.peers(store(tmp_path, a_run()))

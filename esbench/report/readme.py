@@ -104,11 +104,15 @@ class Page:
         notes = "<br>\n".join(map(escape, table_section.footnotes))
         return "\n" + "\n\n".join(filter(None, [table, notes, escape(table_section.origin)])) + "\n\n"
 
-    def published(self, file: str, *published_files: str) -> str:
-        """Return the forward's multipliers of a run next to published ones, folded for each operator."""
+    def published(self, file: str, *published_files: str, operator: str = "*") -> str:
+        """Return the forward's multipliers of a run next to published ones, folded for each operator.
+
+        ``operator`` is a glob over their names.
+        """
         run, published = self._run(file), [self._run(name) for name in published_files]
         all_sections = published_sections(run, *published)
-        sections = [part for part in all_sections if ", forward:" in part.title]
+        forward = [part for part in all_sections if ", forward:" in part.title]
+        sections = [part for part in forward if fnmatchcase(part.title.partition(",")[0], operator)]
         if not sections:
             raise UserError(
                 f"{file} and {', '.join(published_files)} have no variant and shape in common with times of "

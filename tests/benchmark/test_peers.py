@@ -17,7 +17,14 @@ from impls.benchmark.peers import workload
 from impls.benchmark.peers.populations import Esbench
 from impls.benchmark.peers.suite import CHECKS, case
 from impls.benchmark.peers.torch_func import LoopOverMembers, VmapByHand, VmapSearch
-from impls.benchmark.peers.workload import AbstractLibrary, AbstractPeer, AbstractSearch, Task, training_curve
+from impls.benchmark.peers.workload import (
+    AbstractLibrary,
+    AbstractOpenSearch,
+    AbstractPeer,
+    AbstractSearch,
+    Task,
+    training_curve,
+)
 
 load("impls")
 
@@ -58,6 +65,23 @@ def test_variants_without_a_library_learn_alike() -> None:
     assert start == other_start
     assert by_hand == pytest.approx(by_population, rel=0.2)
     assert by_hand < 0.5 * start
+
+
+def test_parts_of_a_population_take_the_same_generations() -> None:
+    """Losses and updates are those of the whole population, whatever the number of pairs in a part."""
+    task = workload.task_of(
+        case(1024, width=16, rows=2), "cpu", 0, y=workload.classes(2, "cpu", 0), learning_rate=0.01
+    )
+    x = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
+    whole, parts = Esbench("LowRank").search(task), Esbench("LowRank", part=256).search(task)
+    for _ in range(2):
+        torch.testing.assert_close(parts.step(x), whole.step(x))
+    torch.testing.assert_close(parts.center(), whole.center(), rtol=1e-4, atol=1e-6)
+    assert isinstance(parts, AbstractOpenSearch)
+    assert isinstance(whole, AbstractOpenSearch)
+    drawn = parts.draw(), whole.draw()
+    assert [len(each) for each in drawn] == [2, 1]
+    torch.testing.assert_close(parts.member(drawn[0], 900), whole.member(drawn[1], 900), rtol=1e-4, atol=1e-6)
 
 
 def test_loop_and_vmap_take_the_same_generations() -> None:

@@ -57,6 +57,16 @@ def test_the_best_schemes_have_a_row_per_layer(tmp_path: Path) -> None:
         page.best_schemes(store(tmp_path, a_run()))
 
 
+def test_published_figures_of_one_operator() -> None:
+    """A glob selects the operators; one that matches nothing is an error."""
+    page = Page(Path(__file__).parents[2])
+    files = ("results/published/nesgpu_gtx1080ti.jsonl", "results/published/nesgpu_rtx2070.jsonl")
+    assert "<summary>Linear" in page.published(*files, operator="Linear")
+    assert "<summary>Conv2d" not in page.published(*files, operator="Linear")
+    with pytest.raises(UserError, match="no variant and shape in common"):
+        page.published(*files, operator="Attention")
+
+
 def test_the_output_of_recommend_is_a_block(tmp_path: Path) -> None:
     """The block has the command's answer and code; an error names the layers that the run ranks."""
     page, file = Page(tmp_path), ranked(tmp_path)

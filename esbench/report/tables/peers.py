@@ -12,6 +12,8 @@ MEMORY = ("process_peak_bytes", "fresh process")
 SET_UP = ("set_up_ns", "first generation")
 N_EFF = ("n_eff_count", "quality law")
 CORNER = "evaluations x rows"
+TIMED = 3
+"""Columns of times in the summary, of the largest populations."""
 
 
 def peer_sections(run: Run) -> list[Section]:
@@ -38,7 +40,7 @@ def summary(run: Run) -> Table | None:
     generations = Generations.of(run)
     if generations is None or generations.ours is None:
         return None
-    cases = generations.sweep[1:]  # three columns of times are enough
+    cases = generations.sweep[-TIMED:]
     notes, labels, rows = Footnotes(), [], []
     best = generations.best_of_libraries(cases)
     reference = best[0]

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.benchmark.peers.workload import OPERATORS, AbstractOpenSearch, AbstractPeer, AbstractSearch, Task
+from impls.perturbation.noise import BLOCK
 from impls.perturbation.population import PopulationNoise, perturb
 from impls.schemes.dense import Perturbed
 from impls.schemes.hadamard import Hadamard
@@ -26,10 +27,10 @@ SCHEMES = {
 
 
 class PopulationSearch(AbstractOpenSearch):
-    """A population and its optimizer."""
+    """A population and its optimizer; ``part`` pairs are evaluated at a time, 0 for all."""
 
-    def __init__(self, task: Task, scheme: str) -> None:
-        self._task, self._number = task, 0
+    def __init__(self, task: Task, scheme: str, part: int = 0) -> None:
+        self._task, self._number, self._part = task, 0, part or task.pairs
         self._model = copy.deepcopy(task.model).requires_grad_()
         self._population = perturb(
             self._model,
@@ -43,30 +44,39 @@ class PopulationSearch(AbstractOpenSearch):
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=task.learning_rate)
 
     @override
-    def draw(self) -> PopulationNoise:
-        noise = self._population.sample(self._number)
+    def draw(self) -> list[PopulationNoise]:
+        pairs, part = self._task.pairs, self._part
+        parts = [range(start, min(start + part, pairs)) for start in range(0, pairs, part)]
+        noises = [self._population.sample(self._number, members) for members in parts]
         self._number += 1
-        return noise
+        return noises
 
     @override
-    def evaluate(self, drawn: PopulationNoise, x: Tensor) -> Tensor:
-        population = self._population
-        logits = population(population.rows(x), noise=drawn)
-        per_row = functional.cross_entropy(logits, population.rows(self._task.y), reduction="none")
-        return population.fitness(per_row).flatten()
+    def evaluate(self, drawn: list[PopulationNoise], x: Tensor) -> Tensor:
+        return torch.cat([self._losses(noise, x) for noise in drawn], dim=1).flatten()
+
+    def _losses(self, noise: PopulationNoise, x: Tensor) -> Tensor:
+        """Return the losses of a part of the members [2, members]."""
+        population, y = self._population, self._task.y
+        logits = population(population.rows(x, noise), noise=noise)
+        per_row = functional.cross_entropy(logits, population.rows(y, noise), reduction="none")
+        return population.fitness(per_row, noise)
 
     @override
-    def member(self, drawn: PopulationNoise, index: int) -> Tensor:
+    def member(self, drawn: list[PopulationNoise], index: int) -> Tensor:
         side, pair = divmod(index, self._task.pairs)
-        weights = self._population.member(drawn, pair, negated=side == 1)
+        number, pair_of_part = divmod(pair, self._part)
+        weights = self._population.member(drawn[number], pair_of_part, negated=side == 1)
         return torch.cat([weights[name].flatten() for name, _ in self._model.named_parameters()])
 
     @override
     def step(self, x: Tensor) -> Tensor:
-        noise = self.draw()
-        losses = self.evaluate(noise, x)
+        noises = self.draw()
+        losses = self.evaluate(noises, x)
+        utilities = centered_ranks(-losses).view(2, -1).split(self._part, dim=1)
         self._optimizer.zero_grad()
-        self._population.update(noise, centered_ranks(-losses))
+        for noise, utilities_of_part in zip(noises, utilities, strict=True):
+            self._population.update(noise, utilities_of_part)
         self._optimizer.step()
         return losses
 
@@ -75,16 +85,21 @@ class PopulationSearch(AbstractOpenSearch):
         return parameters_to_vector(self._model.parameters()).detach()
 
 
+@variant(operators=OPERATORS, scheme="LowRank", part=BLOCK, source="ours: docs/training.md")
 @variant(operators=OPERATORS, scheme=tuple(SCHEMES), source="ours: docs/training.md")
 @dataclass(frozen=True)
 class Esbench(AbstractPeer):
-    """``impls.perturb`` with one of esbench's schemes for the weights; biases have dense noise."""
+    """``impls.perturb`` with one of esbench's schemes for the weights; biases have dense noise.
+
+    ``part`` pairs are evaluated at a time, so that their activations stay in the cache; 0 for all.
+    """
 
     scheme: str
+    part: int = 0
 
     @override
     def search(self, task: Task) -> AbstractSearch:
-        return PopulationSearch(task, self.scheme)
+        return PopulationSearch(task, self.scheme, self.part)
 
     @override
     def effective_members(self, task: Task, x: Tensor) -> float | None:

@@ -89,7 +89,7 @@ class VmapSearch(AbstractDenseSearch):
 @variant(operators=OPERATORS, source="https://docs.pytorch.org/docs/stable/generated/torch.func.vmap.html")
 @variant(
     operators=OPERATORS,
-    chunk_size=256,
+    chunk_size=512,
     source="https://docs.pytorch.org/docs/stable/generated/torch.func.vmap.html",
 )
 @dataclass(frozen=True)
