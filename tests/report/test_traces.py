@@ -200,8 +200,9 @@ def lines_of_variant(lines: Sequence[Raw]) -> list[Raw]:
 
 def rates(lines: Sequence[Raw]) -> list[float]:
     """Return n_eff over the milliseconds of a step."""
-    step = middle(lines[0]) / 1e6
-    return [value / step for value in n_effs(lines_of_variant(lines))]
+    step, own = middle(lines[0]) / 1e6, lines_of_variant(lines)
+    counts = [flat(line)[0] for line in own if line["metric"] == "n_eff_count"]  # of a whole generation
+    return [value / step for value in counts or n_effs(own)]
 
 
 def by_dense(lines: Sequence[Raw]) -> list[float]:
