@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from esbench.errors import UserError
 from esbench.schema import Environment
 from esbench.text import escape, pluralize
 from esbench.units import format_value
@@ -13,6 +14,14 @@ def newest_files(results: Path, folder: str) -> list[Path]:
     # The names of studies begin with their time, so the newest file of a folder overwrites the others.
     newest = {path.parent: path for path in sorted(results.glob(f"*/{folder}/*.json"))}
     return list(newest.values())
+
+
+def newest_file(results: Path, device: str, folder: str, what: str, command: str) -> Path:
+    """Return the newest study of a device; raise a UserError if there is none."""
+    paths = sorted((results / device / folder).glob("*.json"))
+    if not paths:
+        raise UserError(f"no {what} in {results / device / folder}: train with `esbench {command}`")
+    return paths[-1]
 
 
 def origin(study_id: str, started: str, here: Environment, facts: Sequence[str]) -> str:

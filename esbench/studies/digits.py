@@ -18,7 +18,7 @@ from esbench.report.analysis.quality import Estimate, estimate
 from esbench.report.formats import write
 from esbench.report.formats.markdown import NOT_MET, join, table
 from esbench.schema import Environment, Outcome, Recipe, Strict, Variant
-from esbench.studies import newest_files, origin
+from esbench.studies import newest_file, newest_files, origin
 from esbench.text import escape, one_line, pluralize
 from esbench.units import ABSENT, format_number
 
@@ -106,10 +106,7 @@ def study_path(study: Study, results: Path) -> Path:
 
 def newest_study(results: Path, device: str) -> Study:
     """Read the newest study of a device; raise a UserError if there is none, or if it is invalid."""
-    paths = sorted((results / device / FOLDER).glob("*.json"))
-    if not paths:
-        raise UserError(f"no digits study in {results / device / FOLDER}: train with `esbench digits`")
-    return _read(paths[-1])
+    return _read(newest_file(results, device, FOLDER, "digits study", "digits"))
 
 
 def _read(path: Path) -> Study:

@@ -14,11 +14,10 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from esbench import stats, store
-from esbench.errors import UserError
 from esbench.report.formats import write
 from esbench.report.formats.markdown import image, join, table
 from esbench.schema import Environment, Positive, Sample, Strict, Task, Variant
-from esbench.studies import newest_files, origin
+from esbench.studies import newest_file, newest_files, origin
 from esbench.studies.digits import DENSE, Untrained, reasons
 from esbench.text import escape, pluralize
 from esbench.units import ABSENT, format_multiplier, format_number
@@ -121,10 +120,7 @@ def study_path(study: Study, results: Path) -> Path:
 
 def newest_study(results: Path, device: str) -> Study:
     """Read the newest study of a device; raise a UserError if there is none, or if it is invalid."""
-    paths = sorted((results / device / FOLDER).glob("*.json"))
-    if not paths:
-        raise UserError(f"no study of tasks in {results / device / FOLDER}: train with `esbench tasks`")
-    return _read(paths[-1])
+    return _read(newest_file(results, device, FOLDER, "study of tasks", "tasks"))
 
 
 def _read(path: Path) -> Study:
