@@ -79,7 +79,7 @@ class AbstractPackedOperator(AbstractOperator):
         """Return the product of +1 and -1 [r, m, *s, i] with real weights [m, 1, o, i, *taps]."""
 
     @override
-    def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
         return self.apply_packed(x, pack_weights(weight > 0).unsqueeze(0))
 
     @override

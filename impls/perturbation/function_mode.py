@@ -13,7 +13,7 @@ import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import torch
@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from esbench.errors import message_of
 from impls.perturbation.decompositions import DECOMPOSITIONS, as_autocast
-from impls.perturbation.layer import NORMALIZATIONS, LayerCall, LayerNoise, PerturbedLayer
+from impls.perturbation.layer import NORMALIZATIONS, LayerCall, LayerNoise, PerturbedLayer, RepeatedBatch
 from impls.perturbation.layer_functions import (
     DTYPE_CASTS,
     ELEMENTWISE,
@@ -153,9 +153,11 @@ class MemberFunctionMode(TorchFunctionMode):
         sigma: float,
         antithetic: bool,
         rows_axes: RowsAxes,
+        batches: Mapping[int, RepeatedBatch] = MappingProxyType({}),
     ) -> None:
+        """Store the arguments; ``batches`` has the batches that all members see, by the ids of their rows."""
         super().__init__()
-        self._rows_axes = rows_axes
+        self._rows_axes, self._batches = rows_axes, batches
         self._layers, self._names, self._parameters = index.layers, index.names, index.parameters
         self._biases, self._checked_operators = index.biases, index.checked_operators
         self._derived: dict[int, MemberTensor] = {}
@@ -575,7 +577,15 @@ class MemberFunctionMode(TorchFunctionMode):
         noise, sigma = self._noise[layer.name], self._sigma * layer.sigma_ratio
         if not has_bias:
             noise = dataclasses.replace(noise, bias=None)
-        return layer.forward(operator, x, noise, self._members, sigma, antithetic=self._antithetic)
+        return layer.forward(
+            operator,
+            x,
+            noise,
+            self._members,
+            sigma,
+            antithetic=self._antithetic,
+            batch=self._batches.get(id(x)),
+        )
 
     def _using_parameters(self) -> AbstractContextManager[None]:
         """Return a context in which perturbed parameters may be used."""

@@ -28,7 +28,13 @@ from typing_extensions import override
 from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.noise import STREAMS, Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator, TransposedLinear
-from impls.perturbation.scheme import AbstractDenseScheme, AbstractRowScheme, AnyScheme, TensorRef
+from impls.perturbation.scheme import (
+    AbstractDenseScheme,
+    AbstractRowScheme,
+    AbstractWrapper,
+    AnyScheme,
+    TensorRef,
+)
 
 NORMALIZATIONS = (
     nn.LayerNorm,
@@ -131,6 +137,24 @@ class LayerCall(NamedTuple):
     def of(cls, operator: AbstractOperator, rows: Tensor) -> "LayerCall":
         """Record a call."""
         return cls(operator, rows, version_of(rows))
+
+
+@dataclass(frozen=True)
+class RepeatedBatch:
+    """A batch whose rows all members see.
+
+    Attributes:
+        x: a copy of the batch [batch, ...].
+        version: the number of in-place changes of the population's rows when they were made, as torch counts
+            them.
+    """
+
+    x: Tensor
+    version: int
+
+    def is_in(self, rows: Tensor, times: int) -> bool:
+        """Return whether rows that were this batch many times are unchanged, as torch counts it."""
+        return self.version == version_of(rows) and len(rows) == times * len(self.x)
 
 
 def version_of(tensor: Tensor) -> int:
@@ -365,17 +389,19 @@ class PerturbedLayer:
         sigma: float,
         *,
         antithetic: bool,
+        batch: RepeatedBatch | None = None,
     ) -> Tensor:
         """Apply each member's weight and bias to its rows [repeats * members, ...].
 
-        With ``antithetic`` the second half of the repeats uses the negated noise.
+        With ``antithetic`` the second half of the repeats uses the negated noise. If ``batch`` is given and
+        ``rows`` have not changed since, each member's rows are those of the batch.
         """
         if _may_differentiate():
             if rows.requires_grad or _is_transformed():
                 return self.forward_written_out(op, rows, noise, members, sigma, antithetic=antithetic)
             with torch.no_grad():
-                return self.forward(op, rows, noise, members, sigma, antithetic=antithetic)
-        x = op.from_batch(rows, members)
+                return self.forward(op, rows, noise, members, sigma, antithetic=antithetic, batch=batch)
+        x = self._activations(op, rows, members, batch, sides=1 + antithetic)
         scale: float | Tensor = sigma
         if antithetic:
             scale = torch.full((x.shape[0], *[1] * (x.dim() - 1)), sigma, dtype=x.dtype, device=x.device)
@@ -400,6 +426,19 @@ class PerturbedLayer:
             else:
                 y.add_(member_bias)
         return op.to_batch(y, rows)
+
+    def _activations(
+        self, op: AbstractOperator, rows: Tensor, members: int, batch: RepeatedBatch | None, sides: int
+    ) -> Tensor:
+        """Convert rows to activations [r, m, ...].
+
+        Those of a batch are a view with a member axis of stride 0: operators compute once what members share.
+        """
+        is_read_by_kernel = isinstance(self.scheme, AbstractWrapper)  # which needs rows
+        if batch is None or is_read_by_kernel or not batch.is_in(rows, sides * members):
+            return op.from_batch(rows, members)
+        x = op.from_batch(torch.cat([batch.x] * sides), 1)
+        return x.expand(-1, members, *x.shape[2:])
 
     def forward_written_out(  # noqa: PLR0913  those of forward()
         self,

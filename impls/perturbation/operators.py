@@ -31,9 +31,19 @@ class AbstractOperator(ABC):
 
     groups: int | None = 1
 
-    @abstractmethod
     def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Apply one weight [g, o, i, *taps] to all rows of x [r, m, g, i, *s] -> [r, m, g, o, *s']."""
+        """Apply one weight [g, o, i, *taps] to all rows of x [r, m, g, i, *s] -> a new [r, m, g, o, *s'].
+
+        Rows that are the same for all members are computed once.
+        """
+        if not has_equal_members(x):
+            return self._apply_shared(x, weight)
+        y = self._apply_shared(x[:, :1], weight)
+        return y.expand(-1, x.shape[1], *y.shape[2:]).contiguous()
+
+    @abstractmethod
+    def _apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Apply one weight to all rows, as :meth:`apply_shared`."""
 
     @abstractmethod
     def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
@@ -44,7 +54,7 @@ class AbstractOperator(ABC):
 
         If scale is the number 0, y may be uninitialized.
         """
-        product = self.apply_shared(x, weight)
+        product = self._apply_shared(x[:, :1] if has_equal_members(x) else x, weight)
         if torch.compiler.is_compiling():  # the compiler has no strided out=, but fuses these operations
             return y.copy_(product + y * scale if isinstance(scale, Tensor) or scale else product)
         if isinstance(scale, Tensor):
@@ -76,6 +86,11 @@ class AbstractOperator(ABC):
         """View biases [m, *bias] in a shape that broadcasts to outputs ``y``."""
 
 
+def has_equal_members(x: Tensor) -> bool:
+    """Return whether all members of activations [r, m, ...] are views of the same memory."""
+    return x.shape[1] > 1 and x.stride(1) == 0
+
+
 def no_rows_reason(module: nn.Module) -> str:
     """Return why :meth:`AbstractOperator.rows` is None for a module, or ``""`` if it is not."""
     if isinstance(module, nn.Linear | nn.MultiheadAttention | nn.RNNBase | nn.RNNCellBase):
@@ -98,13 +113,14 @@ class Linear(AbstractOperator):
     """A linear layer; axes between rows and features count as repeats."""
 
     @override
-    def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.linear(x, weight[0])
 
     @override
     def add_shared_to(self, y: Tensor, scale: float | Tensor, x: Tensor, weight: Tensor) -> Tensor:
         is_strided = len(y) > 1 and not y.is_contiguous()
-        if isinstance(scale, Tensor) or is_strided or not x.dtype == y.dtype == weight.dtype:
+        is_mixed = not x.dtype == y.dtype == weight.dtype
+        if isinstance(scale, Tensor) or is_strided or is_mixed or has_equal_members(x):
             return super().add_shared_to(y, scale, x, weight)
         # addmm adds to its output, which saves a pass over y and a temporary.
         sums = y[0, :, 0] if len(y) == 1 else y.view(-1, y.shape[3])
@@ -113,6 +129,8 @@ class Linear(AbstractOperator):
 
     @override
     def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
+        if has_equal_members(x):  # the members' weights are the outputs of one product
+            return functional.linear(x[:, 0, 0], weights.flatten(0, 2)).unflatten(1, weights.shape[:3])
         if _is_elementwise(len(x), weights):
             first, *others = weights.unbind(3)
             y = x[..., :1] * first
@@ -180,8 +198,8 @@ class TransposedLinear(Linear):
         return Linear()
 
     @override
-    def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
-        return super().apply_shared(x, weight.mT)
+    def _apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
+        return super()._apply_shared(x, weight.mT)
 
     @override
     def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
@@ -203,14 +221,17 @@ class AbstractConvolution(AbstractOperator):
         """Convolve x [n, groups * i, *s] with a weight [groups, o, i, *taps] -> [n, groups * o, *s']."""
 
     @override
-    def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
         y = self._convolve(x.flatten(2, 3).flatten(0, 1), weight, self.groups)
         return y.unflatten(0, x.shape[:2]).unflatten(2, weight.shape[:2])
 
     @override
     def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
-        # The members' weights are groups of one convolution.
         members, groups = weights.shape[:2]
+        if groups == 1 and has_equal_members(x):  # the members' weights are outputs of one convolution
+            y = self._convolve(x[:, 0].flatten(1, 2), weights.flatten(0, 2).unsqueeze(0), 1)
+            return y.unflatten(1, weights.shape[:3])
+        # The members' weights are groups of one convolution.
         y = self._convolve(x.flatten(1, 3), weights.flatten(0, 1), members * groups)
         return y.unflatten(1, weights.shape[:3])
 
@@ -250,7 +271,8 @@ class Convolution(AbstractConvolution):
     def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
         outputs, inputs = weights.shape[2:4]
         is_wide = weights.dtype.itemsize >= torch.float32.itemsize and not _is_autocast(weights)
-        if x.is_cpu and outputs == 1 < inputs and is_wide:
+        is_one_product = self.groups == 1 and has_equal_members(x)
+        if x.is_cpu and outputs == 1 < inputs and is_wide and not is_one_product:
             return self._sum_taps(x, weights[:, :, 0])
         return super().apply_per_member(x, weights)
 
@@ -336,7 +358,7 @@ class ChannelAffine(AbstractOperator):
     trailing: int
 
     @override
-    def apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
         return x * self._view(weight.unsqueeze(0))
 
     @override

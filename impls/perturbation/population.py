@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import TransformType
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import override
 
 from impls.perturbation.errors import UnsupportedError
@@ -26,12 +27,14 @@ from impls.perturbation.layer import (
     LayerCall,
     LayerNoise,
     PerturbedLayer,
+    RepeatedBatch,
     active_transforms,
     check_memory,
     check_whole,
     matching_names,
     perturbed_layers,
     trainable_modules,
+    version_of,
     with_sigmas,
 )
 from impls.perturbation.noise import (
@@ -167,6 +170,11 @@ class Population:
         return LayerIndex(self.layers)
 
     @cached_property
+    def _batches(self) -> WeakTensorKeyDictionary:
+        """The batches of the results of :meth:`rows`, while these exist."""
+        return WeakTensorKeyDictionary()
+
+    @cached_property
     def traces(self) -> list[Trace]:
         """The last trace of :meth:`prepare`, if there is one."""
         return []
@@ -179,7 +187,7 @@ class Population:
         return {
             name: value
             for name, value in vars(self).items()
-            if name not in {"_index", "traces"} and not name.startswith(self.GRAPH)
+            if name not in {"_index", "_batches", "traces"} and not name.startswith(self.GRAPH)
         }
 
     @property
@@ -354,6 +362,8 @@ class Population:
         members = len(noise.members)
         options: dict[str, Any] = {"sigma": self.sigma, "antithetic": self.antithetic, "rows_axes": rows_axes}
         rows = self._count_rows(noise, args, kwargs)
+        if mode in {MemberFunctionMode, GuardedMode}:
+            options["batches"] = self._find_batches(args, kwargs, is_checked=mode is GuardedMode)
         context = mode(self._index, noise.layers, rows=rows, members=members, **options)
         with context:
             y = getattr(self.model, method)(*args, **kwargs)
@@ -364,6 +374,35 @@ class Population:
             optional |= {layer.name for layer in self.layers if id(layer.weight) in present}
         context.check_layers_used(type(self.model).__name__, optional)
         return y, context
+
+    def _find_batches(
+        self, args: Sequence[object], kwargs: Mapping[str, object], *, is_checked: bool
+    ) -> dict[int, RepeatedBatch]:
+        """Return the batches that :meth:`rows` repeated, by the ids of the results among the arguments.
+
+        Raises:
+            ValueError: ``is_checked``, and one has other numbers, but torch has counted no change.
+        """
+        if not self._batches:
+            return {}
+        results = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x in self._batches]
+        batches = {id(x): self._batches[x] for x in results}
+        for x in results if is_checked else ():
+            batch = batches[id(x)]
+            is_equal = torch.allclose(
+                x.unflatten(0, (1 + self.antithetic, len(batch.x), -1)),
+                batch.x.unsqueeze(1),
+                rtol=0,
+                atol=0,
+                equal_nan=True,
+            )
+            if batch.version == version_of(x) and not is_equal:
+                message = (
+                    "the result of rows() was changed by .data or NumPy, which torch does not count: change "
+                    "it by torch's functions, or pass a clone()"
+                )
+                raise ValueError(message)
+        return batches
 
     def prepare(self, noise: PopulationNoise, *args: Any, **kwargs: Any) -> PreparedForward:  # noqa: ANN401  the model's
         """Return a faster forward for many calls with one noise, as a policy needs them in a rollout.
@@ -632,9 +671,17 @@ class Population:
             x: the inputs, or targets that belong to them.
             noise: noise of a part of the members; by default the rows are for all members.
         """
-        members = self.members if noise is None else len(noise.members)
-        rows = x.repeat_interleave(members, self.rows_axis)
-        return torch.cat([rows, rows], self.rows_axis) if self.antithetic else rows
+        members, axis = self.members if noise is None else len(noise.members), self.rows_axis
+        sizes = [*x.shape[:axis], 1 + self.antithetic, x.shape[axis], members, *x.shape[axis + 1 :]]
+        rows = x.unsqueeze(axis).unsqueeze(axis + 2).expand(sizes).flatten(axis, axis + 2)
+        if axis == 0 and not torch.compiler.is_compiling():
+            self._note_batch(rows, x)
+        return rows
+
+    def _note_batch(self, rows: Tensor, x: Tensor) -> None:
+        """Note the batch that a result of :meth:`rows` repeats, for the first layer."""
+        if not (rows.requires_grad or rows.is_inference() or active_transforms()):
+            self._batches[rows] = RepeatedBatch(x.clone(), version_of(rows))
 
     def fitness(self, per_row: Tensor, noise: PopulationNoise | None = None) -> Tensor:
         """Average numbers per row, such as negative losses, over each member's rows.

@@ -5,7 +5,7 @@ import copy
 import functools
 import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch._C import DisableTorchFunction, _to_dlpack
 from torch.nn import functional
 from torch.utils.dlpack import from_dlpack
+from torch.utils.flop_counter import FlopCounterMode
 
 import impls
+from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.population import Population, PopulationNoise
 from impls.perturbation.scheme import AbstractScheme, TensorRef
 from tests.scheme_cases import fill, normal
@@ -569,6 +571,72 @@ def test_rows_and_fitness_belong_to_their_members(antithetic: bool) -> None:
     for shape in ((20, 1), (7,)):
         with pytest.raises(ValueError, match=r"one number per row|not a multiple of 4 members"):
             population.fitness(torch.zeros(shape))
+
+
+FIRST_LAYERS: dict[str, tuple[Callable[[], nn.Module], Sequence[int]]] = {
+    "linear": (lambda: nn.Linear(3, 4), (3,)),
+    "one input": (lambda: nn.Linear(1, 4, bias=False), (1,)),
+    "tokens": (lambda: nn.Linear(3, 4), (2, 3)),
+    "convolution": (lambda: nn.Conv2d(2, 4, 3, padding=1, stride=2), (2, 5, 5)),
+    "one channel": (lambda: nn.Conv2d(2, 1, 3), (2, 5, 5)),
+    "groups": (lambda: nn.Conv1d(4, 2, 2, groups=2), (4, 6)),
+    "transposed convolution": (lambda: nn.ConvTranspose2d(2, 4, 2), (2, 3, 3)),
+    "normalization": (lambda: nn.LayerNorm(3), (3,)),
+}
+
+
+@pytest.mark.parametrize("label", FIRST_LAYERS)
+@pytest.mark.parametrize("antithetic", [False, True])
+def test_equal_rows_are_computed_once(label: str, antithetic: bool) -> None:
+    """A layer that gets the result of rows() itself computes what it would for a copy of it."""
+    make, shape = FIRST_LAYERS[label]
+    inputs = normal(5, *shape)
+    for scheme in PLAIN_SCHEMES:
+        layer = fill(make())
+        if scheme.supports(layer) or (antithetic and not scheme.supports_antithetic):
+            continue
+        try:
+            population = impls.perturb(layer, scheme, members=6, sigma=0.5, antithetic=antithetic, warn=False)
+        except UnsupportedError:
+            continue
+        noise, rows = population.sample(0), population.rows(inputs)
+        results = (population(x, noise=noise) for x in (rows, rows.clone()))
+        torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12, msg=str(scheme))
+
+
+def test_equal_rows_save_work() -> None:
+    """Products with the weight that all members share are computed for the batch alone."""
+    for scheme in (impls.LowRank(rank=1), impls.SparsePerturbed(k=1), impls.Hadamard()):
+        population = impls.perturb(fill(nn.Linear(32, 32)), scheme, members=64, sigma=0.5)
+        noise, rows = population.sample(0), population.rows(normal(2, 32))
+        flops = []
+        for x in (rows, rows.clone()):
+            population(x, noise=noise)  # the first call looks for the axes of rows
+            with FlopCounterMode(display=False) as counter:
+                population(x, noise=noise)
+            flops.append(counter.get_total_flops())
+        assert flops[1] - flops[0] >= 2 * 32 * 32 * (len(rows) - 2), scheme
+
+
+def test_rows_that_were_changed_are_not_taken_for_the_batch() -> None:
+    """Members see rows that were changed after rows(), and those of another number of members."""
+    population = perturb_layer(scheme=impls.LowRank(rank=1), stream="philox")
+    noise, inputs = population.sample(0), normal(2, 6).float()
+    for _ in range(4):  # every call, guarded or not
+        rows = population.rows(inputs)
+        inputs += 1
+        torch.testing.assert_close(population(rows, noise=noise), population(rows.clone(), noise=noise))
+        rows[1] += 1  # member 1 of the first repeat
+        torch.testing.assert_close(population(rows, noise=noise), population(rows.clone(), noise=noise))
+    part = population.sample(0, range(2))
+    rows = population.rows(inputs)
+    torch.testing.assert_close(population(rows, noise=part), population(rows.clone(), noise=part))
+    population = perturb_layer(scheme=impls.LowRank(rank=1))
+    rows = population.rows(torch.full((2, 6), torch.nan))
+    assert population(rows, noise=population.sample(0)).isnan().all()
+    rows.numpy()[1] = 0
+    with pytest.raises(ValueError, match=r"rows\(\) was changed by .data or NumPy"):
+        population(rows, noise=population.sample(0))
 
 
 def test_other_tensors_over_a_perturbed_memory_are_refused() -> None:
