@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from typing_extensions import override
 
 from esbench.registry import variant
@@ -64,8 +65,7 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
 
     Memory    n * g * k indices for inputs, n * g * o for outputs; the cores once each.
     Work      the selected share of one more matrix product, for any number of cores; the update of one side
-              is one product for each core. That of both sides sums utilities by place, or, where these sums
-              do not fit a cache, the members' dense noise in pieces.
+              is one product for each core. That of both sides sums the members' noise in pieces.
     Quality   kappa = (o * taps + 1) / k + 1 / i for inputs, of which k are selected, likewise for outputs:
               all members share the core's second moments, and its mean is lost to centering. Both sides:
               (3 taps + 4) / (o * i), about 0. These hold up to factors of 1 + 1 / width; the method ``kappa``
@@ -126,29 +126,24 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
 
     @override
     def weighted_sum(self, noise: PermutedNoise, utilities: Tensor) -> Tensor:
-        # Utilities are summed by the places of channels or entries before they multiply the core.
+        # For one side utilities are summed by the places of channels before they multiply the core.
         core = noise.core.reshape(*noise.core.shape[:4], -1)
         if noise.outputs is None:
             columns = _sum_utilities_by_channel(noise, noise.inputs, utilities, noise.width)
-            total = torch.einsum("cgokt,cgki->goit", core, columns)
+            total = _sum_products(core.mT.flatten(2, 3), columns).view(*core.shape[1:3], -1, noise.width).mT
         elif noise.inputs is None:
             rows = _sum_utilities_by_channel(noise, noise.outputs, utilities, core.shape[2])
-            total = torch.einsum("cgok,cgkit->goit", rows, core)
+            total = _sum_products(rows, core.flatten(3))
+        elif core.is_cpu and not torch.compiler.is_compiling():
+            total = _sum_selected(noise, noise.inputs, noise.outputs, utilities)
         else:
-            # Sums by place are cores * rows * k numbers for each entry of the weight: many for a wide layer.
-            entries, most_bytes = noise.outputs[0].numel() * noise.width, piece_bytes(core.device)
-            place_bytes = core[:, 0, :, :, 0].nbytes * entries
-            member_bytes = core[0, 0, 0, 0].nbytes * entries
-            if place_bytes > min(most_bytes, member_bytes * len(utilities)):
-                return sum_pieces(
-                    torch.tensordot(
-                        utilities[start:stop], self.dense_noise(noise.narrow(start, stop)), dims=1
-                    )
-                    for start, stop in pieces(len(utilities), member_bytes, most_bytes)
-                )
-            places = _sum_utilities_by_place(noise, noise.inputs, noise.outputs, utilities)
-            total = torch.einsum("cgoirk,cgrkt->goit", places, core)
-        return total.reshape(*total.shape[:3], *noise.core.shape[4:])
+            member_bytes = noise.outputs[0].numel() * noise.width * core.shape[4] * core.itemsize
+            total = sum_pieces(
+                torch.tensordot(utilities[start:stop], self.dense_noise(noise.narrow(start, stop)), dims=1)
+                for start, stop in pieces(len(utilities), member_bytes, piece_bytes(core.device))
+            )
+        outputs = core.shape[2] if noise.outputs is None else noise.outputs.shape[2]
+        return total.reshape(-1, outputs, noise.width, *noise.core.shape[4:])
 
     @override
     def dense_noise(self, noise: PermutedNoise) -> Tensor:
@@ -257,30 +252,46 @@ def permuted_kappa(
     return forms * total / (forms - same_core) ** 2 - 1
 
 
-def _sum_utilities_by_place(
-    noise: PermutedNoise, inputs: Tensor, outputs: Tensor, utilities: Tensor
-) -> Tensor:
-    """Sum, for each core, the utilities of members whose output o has entry (r, k) of the core at input i.
+def _sum_products(left: Tensor, right: Tensor) -> Tensor:
+    """Sum left [c, g, p, k] @ right [c, g, k, q] over cores c, by one product for each group: [g, p, q]."""
+    return torch.bmm(left.permute(1, 2, 0, 3).flatten(2), right.transpose(0, 1).flatten(1, 2))
 
-    Returns:
-        [cores, g, o, i, rows, k].
+
+def _sum_selected(noise: PermutedNoise, inputs: Tensor, outputs: Tensor, utilities: Tensor) -> Tensor:
+    """Sum utilities[m] * E_m where members permute both sides: [g, o, i * taps].
+
+    Copies of the core have their columns in each member's order, and embedding_bag sums the rows that the
+    outputs select: one look-up for each entry of E_m, several times faster than to write it out.
     """
+    dtype = torch.promote_types(torch.float32, noise.core.dtype)
     count, groups, rows, columns = noise.core.shape[:4]
-    sums = utilities.new_zeros(count, groups, outputs.shape[2], noise.width, rows, columns)
-    per_core, per_group, per_output, per_input, per_row, _ = sums.stride()
-    core, group, output, column = (
-        torch.arange(stop, device=sums.device)
-        for stop in (noise.members.stop, groups, outputs.shape[2], columns)
+    core = noise.core.to(dtype).reshape(count, groups, rows, columns, -1)
+    if columns < noise.width:  # inputs that are not selected have a column of zeros
+        core = functional.pad(core, (0, 0, 0, 1))
+    selected = torch.full((*inputs.shape[:2], noise.width), columns).scatter_(
+        2, inputs, torch.arange(columns).expand_as(inputs)
     )
-    core = core[noise.members.start :] % count
-    same_in_members = per_group * group.view(-1, 1, 1) + per_output * output.view(-1, 1) + column  # [g, o, k]
-    for start, stop in pieces(len(utilities), same_in_members.nbytes, piece_bytes(sums.device)):
-        index = same_in_members + per_core * core[start:stop].view(-1, 1, 1, 1)
-        index += per_input * inputs[start:stop].unsqueeze(2)
-        index += per_row * outputs[start:stop].unsqueeze(3)
-        values = utilities[start:stop].repeat_interleave(same_in_members.numel())
-        sums.view(-1).index_add_(0, index.flatten(), values)
-    return sums
+    if count * groups > 1:
+        core_index = torch.arange(noise.members.start, noise.members.stop).view(-1, 1, 1) % count
+        selected += (core_index * groups + torch.arange(groups).view(-1, 1)) * core.shape[3]
+    core = core.permute(2, 0, 1, 3, 4).flatten(1, 3)
+    total = core.new_zeros(groups * outputs.shape[2], noise.width * core.shape[2])
+    table = core.new_empty(0)
+    # Larger pieces than elsewhere: the table is read only once.
+    most_bytes = 2 * piece_bytes(core.device)
+    for start, stop in pieces(len(utilities), groups * rows * total[0].nbytes, most_bytes):
+        count = (stop - start) * groups
+        torch.index_select(core, 1, selected[start:stop].flatten(), out=table.resize_(0))
+        # The rows of the table are [rows, members, groups].
+        bags = outputs[start:stop] * count + torch.arange(count).view(-1, groups, 1)
+        weights = utilities[start:stop].to(dtype).expand(len(total), -1).contiguous()
+        total += functional.embedding_bag(
+            bags.permute(1, 2, 0).flatten(0, 1),
+            table.view(rows * count, -1),
+            per_sample_weights=weights,
+            mode="sum",
+        )
+    return total.to(noise.core.dtype)
 
 
 def _sum_utilities_by_channel(
@@ -290,7 +301,7 @@ def _sum_utilities_by_channel(
     assert index is not None  # noqa: S101  one side is always permuted
     count = noise.core.shape[0]
     channels = group_by_core(index, count, noise.members).permute(0, 2, 3, 1)
-    core_utilities = group_by_core(utilities, count, noise.members).unflatten(0, (count, 1, 1))
+    core_utilities = group_by_core(utilities, count, noise.members).view(count, 1, 1, -1)
     return utilities.new_zeros(*channels.shape[:3], width).scatter_add_(
         3, channels, core_utilities.expand(channels.shape)
     )

@@ -53,6 +53,13 @@ def matrix_vector_product(matrix: Tensor, vector: Tensor, **options: Any) -> int
     return 2 * matrix.numel()
 
 
+@gets_tensors
+def sums_of_rows(table: Tensor, rows: Tensor, *arguments: Any, **options: Any) -> int:
+    """Count a multiplication and an addition for each value of a table that embedding_bag adds to a sum."""
+    del arguments, options
+    return 2 * rows.numel() * table.shape[1]
+
+
 ATEN = torch.ops.aten
 
 
@@ -61,6 +68,7 @@ ELEMENTWISE = {
     **dict.fromkeys((ATEN.addcmul, ATEN.addcmul_, ATEN.lerp), multiply_adds),
     **dict.fromkeys((ATEN.scatter_add_, ATEN.index_add_), additions),
     ATEN.mv: matrix_vector_product,
+    ATEN._embedding_bag_forward_only: sums_of_rows,  # noqa: SLF001  torch's name
 }
 
 

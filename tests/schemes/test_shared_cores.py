@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from impls.perturbation import noise as streams
 from impls.perturbation.member_ops import (
     apply_cores,
     group_by_core,
@@ -82,14 +83,31 @@ def test_channels_are_selected_by_each_members_index() -> None:
     ],
     ids=str,
 )
-def test_several_cores_agree_with_the_reference(scheme: AnyScheme) -> None:
+def test_several_cores_agree_with_the_reference(scheme: AnyScheme, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three cores divide neither seven members nor a block; two members use a part of them.
 
-    Utilities of 70 members are summed by place where both sides are permuted, dense noise of fewer members.
+    A compiler's update of both permuted sides, which is also a GPU's, agrees with the reference, too.
     """
     for members in (70, 7, 2):
         check_sums(scheme, members)
     check_split(Setting(scheme, fill(nn.Linear(5, 4)), (5,)))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    check_sums(scheme, 7)
+
+
+def test_permuted_sides_are_summed_in_pieces_for_groups_and_sparse_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The update of both sides is the sum of dense noise, also in pieces, of groups and of few channels."""
+    scheme = Permuted("both", in_sparsity=0.5, out_sparsity=0.6, cores=3)
+    population = perturb(fill(nn.Conv2d(8, 10, 3, groups=2)), scheme, members=9, sigma=1.0, warn=False)
+    noise = population.sample(0)
+    utilities = torch.linspace(-1, 2, 9, dtype=torch.float64)
+    expected = torch.tensordot(utilities, population.dense_noise(noise)["weight"], dims=1)
+    for size in (2**10, 2**22):
+        monkeypatch.setitem(streams.PIECE_BYTES, "cpu", size)
+        total = scheme.weighted_sum(noise.layers[""].weight, utilities)  # type: ignore[arg-type]  # of this scheme
+        torch.testing.assert_close(total.flatten(0, 1), expected)
 
 
 def test_closed_forms_of_kappa() -> None:
