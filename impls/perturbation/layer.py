@@ -297,7 +297,9 @@ class PerturbedLayer:
         Raises:
             ValueError: the weight has changed.
         """
-        if not self.scheme.is_up_to_date(noise.weight, self.split_groups(self.weight)):
+        if self.scheme.stores_weight and not self.scheme.is_up_to_date(
+            noise.weight, self.split_groups(self.weight)
+        ):
             message = (
                 f"the weight of layer {self.name!r} has changed after sample(), by .data, NumPy or a fused "
                 "optimizer: call sample() again before the next forward"
@@ -494,15 +496,17 @@ class PerturbedLayer:
             change[len(tokens) // 2 :] *= -1
         return functional.embedding(tokens, self.weight.detach()).add_(change, alpha=sigma)
 
-    def accumulate(self, noise: LayerNoise, utilities: Tensor, factor: Tensor, *, validate: bool) -> None:
-        """Add -factor * sum_m utilities[m] * E_m to ``.grad`` of the parameters.
+    def accumulate(
+        self, noise: LayerNoise, utilities: Tensor, factor: float | Tensor, *, validate: bool
+    ) -> None:
+        """Add factor * sum_m utilities[m] * E_m to ``.grad`` of the parameters.
 
         For schemes that learn from rows only the bias is updated; :meth:`accumulate_rows` updates the weight.
 
         Args:
             noise: the noise that the forward used.
-            utilities: [m] of norm 1 at most, to be within the range of every dtype.
-            factor: a float64 scalar; the product is computed in at least float32.
+            utilities: [m] in the range of the parameters' dtypes.
+            factor: a number or a float64 scalar; unless it is 1, it multiplies sums in at least float32.
             validate: check that gradients are finite in the parameter's dtype, which synchronizes.
 
         Raises:
@@ -520,7 +524,7 @@ class PerturbedLayer:
         self,
         noise: LayerNoise,
         utilities: Tensor,
-        factor: Tensor,
+        factor: float | Tensor,
         calls: Sequence[LayerCall],
         *,
         validate: bool,
@@ -572,9 +576,14 @@ class PerturbedLayer:
             return values
         return values.index_fill(-2, torch.tensor(self.padding_idx).to(values.device), 0)
 
-    def _accumulate(self, parameter: nn.Parameter, total: Tensor, factor: Tensor, *, validate: bool) -> None:
-        wide = torch.promote_types(torch.float32, parameter.dtype)
-        gradient = (total.to(wide) * -factor.to(total.device)).to(parameter.dtype)
+    def _accumulate(
+        self, parameter: nn.Parameter, total: Tensor, factor: float | Tensor, *, validate: bool
+    ) -> None:
+        if isinstance(factor, Tensor):
+            factor = factor.to(total.device)
+        if isinstance(factor, Tensor) or factor != 1:
+            total = total.to(torch.promote_types(torch.float32, parameter.dtype)) * factor
+        gradient = total.to(parameter.dtype)
         if validate and not all_finite(gradient):
             message = (
                 f"the gradient of layer {self.name!r} is not finite in {parameter.dtype}: make the utilities "

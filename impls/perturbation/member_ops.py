@@ -158,7 +158,7 @@ def group_by_core(values: Tensor, count: int, members: range) -> Tensor:
         padded = values.new_zeros(rounds * count, *values.shape[1:])
         padded[first : first + len(members)] = values
         values = padded
-    return values.unflatten(0, (rounds, count)).transpose(0, 1)
+    return values.view(rounds, count, *values.shape[1:]).transpose(0, 1)
 
 
 def unused_core_bytes(cores: Tensor, members: range) -> int:

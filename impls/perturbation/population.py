@@ -51,6 +51,9 @@ from impls.perturbation.summary import PopulationSummary, noise_bytes, parameter
 from impls.perturbation.verification import check_rows, check_same_axes, find_rows_axes
 from impls.perturbation.wasted_members import warn_of_wasted_members
 
+WIDE, SMALLEST = frozenset({torch.float32, torch.float64}), 2.0**-40
+"""Dtypes in which sums of utilities between this number and its inverse lose no digits."""
+
 
 @dataclass(frozen=True, eq=False)
 class PopulationNoise:
@@ -476,7 +479,9 @@ class Population:
         device = self.layers[0].weight.device
         validate = device.type == "cpu" if validate is None else validate
         c = combine_antithetic(utilities, members, device, antithetic=self.antithetic)
-        largest = torch.linalg.vector_norm(c, math.inf)
+        largest: Tensor | float = torch.linalg.vector_norm(c, math.inf)
+        if validate or c.is_cpu:  # else it would wait for the device
+            largest = float(largest)
         if validate and not math.isfinite(largest):
             raise ValueError(_not_finite(utilities))
         if record is not None:
@@ -484,19 +489,35 @@ class Population:
         if validate:
             for layer in self.layers:
                 layer.check_stored_weight(noise.layers[layer.name])
-        # Divided by this size, utilities are in the range of every floating dtype, and so are sums of noise.
-        size = largest.clamp_min(torch.finfo(torch.float64).tiny) * math.sqrt(members)
-        evaluations = self.members * sides
-        unit, scale = c / size, size / (evaluations * self.sigma)
+        c, factor = self._scale(c, largest)
         for layer in self.layers:
             layer_noise = noise.layers[layer.name]
-            layer_scale = scale if layer.sigma_ratio == 1 else scale / layer.sigma_ratio
-            layer.accumulate(layer_noise, unit, layer_scale, validate=validate)
+            layer_factor = factor if layer.sigma_ratio == 1 else factor / layer.sigma_ratio
+            layer.accumulate(layer_noise, c, layer_factor, validate=validate)
             if layer.learns_from_rows:
                 calls = () if record is None else record.layers.get(layer.name, ())
                 # With antithetic sampling c is a difference of two utilities, of which rows use half.
-                per_row, factor = unit / sides, size / evaluations
-                layer.accumulate_rows(layer_noise, per_row, factor, calls, validate=validate)
+                layer.accumulate_rows(layer_noise, c / sides, factor * self.sigma, calls, validate=validate)
+
+    def _scale(self, c: Tensor, largest: float | Tensor) -> tuple[Tensor, float | Tensor]:
+        """Return utilities in the range of the parameters' dtypes, and the factor of their sums of noise.
+
+        Args:
+            c: utilities [members] in float32 or float64.
+            largest: their largest magnitude, as a tensor if its value is not known.
+        """
+        scale = -1 / (self.members * (2 if self.antithetic else 1) * self.sigma)
+        if not isinstance(largest, Tensor):
+            dtypes = {p.dtype for layer in self.layers for p in (layer.weight, layer.bias) if p is not None}
+            # Usual utilities take the whole factor in a wide dtype, which saves a pass over each gradient.
+            if len(dtypes) == 1 and dtypes <= WIDE and SMALLEST < -scale * largest < 1 / SMALLEST:
+                (dtype,) = dtypes
+                return (c.to(torch.promote_types(c.dtype, dtype)) * scale).to(dtype), 1.0
+        # Divided by this size, utilities are in the range of every floating dtype, and so are sums of noise.
+        tiny = torch.finfo(torch.float64).tiny
+        known = largest.clamp_min(tiny) if isinstance(largest, Tensor) else max(largest, tiny)
+        size = known * math.sqrt(len(c))
+        return c.double() / size, size * scale
 
     @torch.no_grad()
     def member(self, noise: PopulationNoise, member: int, *, negated: bool = False) -> dict[str, Tensor]:
@@ -900,13 +921,17 @@ def has_utilities_shape(values: Tensor, members: int, *, antithetic: bool) -> bo
 
 
 def combine_antithetic(utilities: Tensor, members: int, device: torch.device, *, antithetic: bool) -> Tensor:
-    """Return each member's utility, or with ``antithetic`` the difference of its two, [members] in float64.
+    """Return each member's utility, or with ``antithetic`` the difference of its two, [members].
+
+    They are in float64, or in float32 if this is their dtype and they are no differences.
 
     Raises:
         ValueError: the shape of the utilities is wrong.
     """
     values = torch.as_tensor(utilities, device=device).detach()
-    c = values.flatten().double()
+    c = values.flatten()
+    if antithetic or c.dtype not in WIDE:
+        c = c.double()
     if c.numel() != members * (2 if antithetic else 1):
         sides = "two (antithetic)" if antithetic else "one"
         message = f"got {c.numel()} utilities for {members} members: pass {sides} for each member"

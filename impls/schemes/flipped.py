@@ -91,22 +91,16 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
     @override
     def weighted_sum(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
         # One core at a time: the sums of signs for all of them would take as much memory as the cores.
-        first_core, *other_cores = noise.core
-        total = first_core * append_axes(self._sum_signs(noise, utilities, 0), first_core)
-        for index, core in enumerate(other_cores, start=1):
-            total.addcmul_(core, append_axes(self._sum_signs(noise, utilities, index), core))
+        count = noise.core.shape[0]
+        if count == 1:
+            return noise.core[0] * _sum_signs(noise, utilities)
+        total = torch.zeros_like(noise.core[0])
+        for index, core in enumerate(noise.core):
+            members = members_of_core(index, count, noise.members)
+            inputs, outputs = (None if s is None else s[members] for s in (noise.inputs, noise.outputs))
+            of_core = replace(noise, inputs=inputs, outputs=outputs)
+            total.addcmul_(core, _sum_signs(of_core, utilities[members]))
         return total
-
-    def _sum_signs(self, noise: FlippedNoise, utilities: Tensor, core: int) -> Tensor:
-        """Return sum_m c_m r_m s_m^T over a core's members, [g, o, i]; an axis without signs has length 1."""
-        core_members = members_of_core(core, noise.core.shape[0], noise.members)
-        c = utilities[core_members]
-        if noise.inputs is not None and noise.outputs is not None:
-            return sum_outer_products(c, noise.outputs[core_members], noise.inputs[core_members])
-        signs = noise.outputs if noise.inputs is None else noise.inputs
-        assert signs is not None  # noqa: S101  one side is always flipped
-        total = torch.mv(signs[core_members].flatten(1).mT.to(c.dtype), c).view(signs.shape[1:])
-        return total.unsqueeze(1 if noise.outputs is None else 2)
 
     @override
     def dense_noise(self, noise: FlippedNoise) -> Tensor:
@@ -143,6 +137,18 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
         # Flipping signs counts as 0. The update sums the members' signs, and multiplies and adds the cores.
         passes = weight.numel() * (2 * min(self.cores, members) - 1)
         return Flops(forward=4 * weight.numel(), update=2 * signs * members + passes)
+
+
+def _sum_signs(noise: FlippedNoise, utilities: Tensor) -> Tensor:
+    """Return sum_m c_m r_m s_m^T, [g, o, i, *ones]; an axis without signs has length 1."""
+    ones = [1] * (noise.core.dim() - 4)
+    if noise.inputs is not None and noise.outputs is not None:
+        return append_axes(sum_outer_products(utilities, noise.outputs, noise.inputs), noise.core[0])
+    signs = noise.outputs if noise.inputs is None else noise.inputs
+    assert signs is not None  # noqa: S101  one side is always flipped
+    total = torch.mv(signs.to(utilities.dtype).flatten(1).mT, utilities)
+    groups, width = signs.shape[1:]
+    return total.view(groups, *((width, 1) if noise.inputs is None else (1, width)), *ones)
 
 
 @variant(side="both", cores=8, source="ours")

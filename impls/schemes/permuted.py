@@ -254,6 +254,8 @@ def permuted_kappa(
 
 def _sum_products(left: Tensor, right: Tensor) -> Tensor:
     """Sum left [c, g, p, k] @ right [c, g, k, q] over cores c, by one product for each group: [g, p, q]."""
+    if len(left) == 1:
+        return torch.bmm(left[0], right[0])
     return torch.bmm(left.permute(1, 2, 0, 3).flatten(2), right.transpose(0, 1).flatten(1, 2))
 
 
@@ -300,8 +302,11 @@ def _sum_utilities_by_channel(
     """Sum, for each core, the utilities of members that select channel c for place p: [cores, g, p, c]."""
     assert index is not None  # noqa: S101  one side is always permuted
     count = noise.core.shape[0]
-    channels = group_by_core(index, count, noise.members).permute(0, 2, 3, 1)
-    core_utilities = group_by_core(utilities, count, noise.members).view(count, 1, 1, -1)
+    if count == 1:
+        channels = index.permute(1, 2, 0).unsqueeze(0)
+    else:
+        channels = group_by_core(index, count, noise.members).permute(0, 2, 3, 1)
+        utilities = group_by_core(utilities, count, noise.members).view(count, 1, 1, -1)
     return utilities.new_zeros(*channels.shape[:3], width).scatter_add_(
-        3, channels, core_utilities.expand(channels.shape)
+        3, channels, utilities.expand(channels.shape)
     )
