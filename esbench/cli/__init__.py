@@ -20,7 +20,6 @@ from esbench.cli import (  # noqa: F401  # each registers its command
     doctor,
     export,
     gate,
-    gate_study,
     history,
     listing,
     plot,

@@ -1,31 +1,30 @@
-"""The command ``gate``: compare two revisions of this repository."""
+"""The commands ``gate``, which compares two revisions of this repository, and ``gate-study``."""
 
 import datetime as dt
 import os
 import signal
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
-import msgspec
 import psutil
 import typer
 
-from esbench.cli.options import Plugins, Seed, Variants, app, check_writable, note
+from esbench.cli.options import REPORTS, Plugins, Results, Variants, app, check_writable, note
 from esbench.cli.run import note_load
 from esbench.errors import UserError
 
 if TYPE_CHECKING:
     from esbench.gate.gate import Gate
-    from esbench.gate.protocol import Orders
     from esbench.gate.records import Arm, Revision
 
 DECISION, SUMMARY = "gate.json", "summary.md"
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""The signals by which a person or a CI runner ends a program."""
+Threads = Annotated[
+    int,
+    typer.Option(help="Threads of each worker on a CPU; 1 is least sensitive to load.", metavar="N", min=1),
+]
 
 
 @app.command()
@@ -37,33 +36,21 @@ def gate(
         str, typer.Option(help="Revision to test; `worktree` stands for the files in the folder.")
     ] = "HEAD",
     suite: Annotated[
-        str | None, typer.Option(help="Suite to compare; by default gate_cuda on a GPU and gate on a CPU.")
-    ] = None,
+        str, typer.Option(help="Suite to compare; by default gate_cuda on a GPU and gate on a CPU.")
+    ] = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     variants: Variants = None,
-    methods: Annotated[
-        str, typer.Option(help="Timing methods; by default eager,graph on a GPU and host on a CPU.")
-    ] = "",
-    threads: Annotated[
-        int,
-        typer.Option(
-            help="Threads of each worker on a CPU; 1 is least sensitive to other load.", metavar="N", min=1
-        ),
-    ] = 1,
+    threads: Threads = 1,
     margin: Annotated[
         float,
         typer.Option(
             help="Slowdown of a cell that is tolerated: 0.005 is 0.5 %.", metavar="SHARE", min=0, max=0.04
         ),
     ] = 0.005,
-    seed: Seed = 0,
     plugin: Plugins = None,
     out: Annotated[Path, typer.Option(help=f"Folder for {DECISION}, {SUMMARY} and every sample.")] = Path(
         "build/gate"
     ),
-    wait: Annotated[
-        bool, typer.Option(help="If another run uses the device, wait for it; --no-wait fails instead.")
-    ] = True,
 ) -> None:
     """Compare two revisions: is head slower, larger or wrong?
 
@@ -82,25 +69,22 @@ def gate(
     check_writable("--out", out)
     for name in (DECISION, SUMMARY):  # those of an earlier gate must not be taken for this one's
         (out / name).unlink(missing_ok=True)
-    orders = orders_for(suite, device, variants, threads, seed, plugin, methods)
-    with interruptible():
-        top = repository(Path())
-        tested = resolve(top, head, "head", output=out)
-        compared = resolve(top, base or default_base(top, tested.commit), "base")
-        if not base and compared.commit == tested.commit:
-            raise UserError(
-                f"nothing to compare: {head} is the merge base with the main branch: name another with --base"
-            )
-        check_names(orders, top)
-        revisions: dict[Arm, Revision] = {"base": compared, "head": tested}
-        with prepared(orders, top, revisions, wait_s=None if wait else 0) as comparison:
-            comparison.settings = Settings(margin=margin)
-            accepted = waivers.read(comparison.folders["head"], dt.datetime.now(dt.UTC).date())
-            note(f"gate: {head} against {base or 'the merge base'} on {comparison.environment.device_name}")
-            is_whole = not (variants or methods or suite)
-            decision = waivers.apply(comparison.run(out), accepted, whole=is_whole)
+    top = repository(Path())
+    tested = resolve(top, head, "head")
+    compared = resolve(top, base or default_base(top, tested.commit), "base")
+    if not base and compared.commit == tested.commit:
+        raise UserError(
+            f"nothing to compare: {head} is the merge base with the main branch: name another with --base"
+        )
+    with prepared(top, {"base": compared, "head": tested}, device, suite, variants, plugin, threads) as run:
+        run.settings = Settings(margin=margin)
+        accepted = waivers.read(Path(run.orders.roots["head"]), dt.datetime.now(dt.UTC).date())
+        note(f"gate: {head} against {base or 'the merge base'} on {run.environment.device_name}")
+        decision = waivers.apply(run.run(out), accepted, whole=not (variants or suite))
     page = report.markdown(decision)
     typer.echo(report.text(decision), nl=False)  # before the files, which may not be writable
+    if "GITHUB_ACTIONS" in os.environ:
+        typer.echo(report.annotations(decision), nl=False)
     store.write_document(decision, out / DECISION)
     (out / SUMMARY).write_text(page, encoding="utf-8")
     if github := os.environ.get("GITHUB_STEP_SUMMARY"):
@@ -113,98 +97,95 @@ def gate(
         raise typer.Exit(decision.exit_code)
 
 
-def orders_for(  # one parameter per command-line option
-    suite: str | None,
-    device: str,
-    variants: list[str] | None,
-    threads: int,
-    seed: int,
-    plugins: list[str] | None,
-    methods: str = "",
-) -> "Orders":
-    """Return what the workers measure, from command-line options; ``methods`` are names of timing methods."""
-    from esbench.gate.protocol import Orders
-    from esbench.measure.environment import resolve_device
-    from esbench.measure.timers import check_methods
-    from esbench.registry import split_names
+@app.command("gate-study")
+def gate_study(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    suite: Annotated[str, typer.Option(help="Suite to measure; by default that of the gate.")] = "",
+    variants: Variants = None,
+    plugin: Plugins = None,
+    threads: Threads = 1,
+    results: Results = Path("results"),
+    reports: Annotated[Path, typer.Option(help="Folder to write the page to.")] = REPORTS,
+) -> None:
+    """Measure the false-alarm rate and the power of the gate.
 
-    device_type = resolve_device(device)
-    check_methods(device_type, split_names(methods))
-    return Orders(
-        device=device_type,
-        threads=threads,
-        seed=seed,
-        suite=suite or ("gate_cuda" if device_type == "cuda" else "gate"),
-        variants=tuple(variants or ()),
-        plugins=tuple(plugins or ()),
-        methods=split_names(methods),
-    )
+    This revision is compared with itself again and again, for about ten minutes, during which nothing else
+    should run on the machine. The study is stored at its end.
 
-
-def check_names(orders: "Orders", top: Path) -> None:
-    """Check the names of suite and variants before anything is checked out, which takes a while.
-
-    Variants of a plug-in, or that are not imported from the repository ``top``, may differ from those of its
-    revisions; then only the workers can check the names.
-
-    Raises:
-        UnknownNameError: the repository has no suite or variant of that name.
+    Example: esbench gate-study
     """
-    from esbench.registry import DEFAULT, REGISTRY, load_installed
+    from esbench.gate.revisions import repository, resolve
+    from esbench.studies import gate_power
 
-    for name in orders.plugins:  # a relative path is that of a file in each revision
-        if Path(name).is_absolute() and not Path(name).is_file():
-            raise UserError(f"--plugin {name}: no such file")
-    load_installed()
-    file = sys.modules[DEFAULT].__file__
-    if not orders.plugins and file and Path(file).resolve().is_relative_to(top.resolve()):
-        REGISTRY.find_suite(orders.suite)
-        REGISTRY.select(orders.variants or ("*",))
+    top = repository(Path())
+    tested = resolve(top, "HEAD", "head")
+    with prepared(top, {"base": tested, "head": tested}, device, suite, variants, plugin, threads) as run:
+        path = gate_power.measure(run, results)
+    note(f"stored in {path}")
+    for written in gate_power.render(results, reports):
+        note(f"written to {written}")
 
 
 @contextmanager
-def prepared(
-    orders: "Orders", top: Path, revisions: "dict[Arm, Revision]", *, wait_s: float | None = None
+def prepared(  # one parameter per command-line option
+    top: Path,
+    revisions: "dict[Arm, Revision]",
+    device: str,
+    suite: str,
+    variants: Sequence[str] | None,
+    plugins: Sequence[str] | None,
+    threads: int,
 ) -> "Iterator[Gate]":
     """Lock the device, check the revisions out, and yield the gate; delete their files afterwards."""
     from esbench.gate.gate import Gate
+    from esbench.gate.records import Orders
     from esbench.gate.revisions import check_out
     from esbench.measure.device_lock import lock_device
-    from esbench.measure.environment import environment
+    from esbench.measure.environment import environment, resolve_device
     from esbench.progress import showing
 
+    device_type = resolve_device(device)
+    suite = suite or ("gate_cuda" if device_type == "cuda" else "gate")
+    for name in plugins or ():  # a relative path is that of a file in each revision
+        if Path(name).is_absolute() and not Path(name).is_file():
+            raise UserError(f"--plugin {name}: no such file")
     with (
-        lock_device(orders.device, f"gate of suite {orders.suite}", note, wait_s=wait_s),
+        _interruptible(),
+        lock_device(device_type, f"gate of suite {suite}", note),
         check_out(top, revisions) as folders,
         showing() as progress,
     ):
-        machine = environment(orders.device)
+        machine = environment(device_type)
         note_load(machine)
-        plugins = tuple(_relative_to_top(name, top) for name in orders.plugins)
-        orders = msgspec.structs.replace(orders, plugins=plugins)
-        cores = _cores() if orders.device == "cpu" and orders.threads == 1 else (None,)
-        yield Gate(orders, folders, revisions, machine, cores=cores, progress=progress)
+        orders = Orders(
+            roots=folders,
+            device=device_type,
+            threads=threads,
+            suite=suite,
+            variants=tuple(variants or ()),
+            plugins=tuple(_relative_to_top(name, top) for name in plugins or ()),
+        )
+        cores = _cores() if device_type == "cpu" and threads == 1 else (None,)
+        yield Gate(orders, revisions, machine, cores=cores, progress=progress)
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def _interruptible() -> Iterator[None]:
     """Turn the first signal that ends a program into a KeyboardInterrupt, and ignore further ones.
 
     So an impatient second Ctrl-C does not interrupt the cleaning up.
     """
 
-    def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
-        del signal_number, frame
-        for number in SIGNALS:
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        del number, frame
+        for number in handlers:
             signal.signal(number, signal.SIG_IGN)
+        note("interrupted: no decision; workers and their files are removed")
         raise KeyboardInterrupt
 
-    handlers = {number: signal.signal(number, interrupt) for number in SIGNALS}
+    handlers = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
-    except KeyboardInterrupt:
-        note("interrupted: no decision; workers and their files are removed")
-        raise
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -220,7 +201,6 @@ def _relative_to_top(plugin: str, top: Path) -> str:
 def _cores() -> tuple[int | None, ...]:
     """Return the cores of the workers that run at the same time, at most two; (None,) for any core."""
     try:
-        cores = psutil.Process().cpu_affinity()
+        return tuple(psutil.Process().cpu_affinity()[-2:]) or (None,)
     except (AttributeError, psutil.Error):  # not on macOS
         return (None,)
-    return tuple(cores[-2:]) if cores else (None,)

@@ -10,15 +10,13 @@ The family-wise level is shared by Bonferroni's inequality, which holds for depe
 mean get the same part of it, and each look of a cell the same part of that, which is a constant spending of
 the level over looks (Lan and DeMets, 1983). Ending early without a FAIL cannot raise a false alarm.
 
-A cell too noisy to show a regression is INCONCLUSIVE. If a control misbehaves or a measurement is missing,
-the gate is invalid and its times are ignored.
+A cell that may still be much slower after the last look is INCONCLUSIVE. If a control misbehaves or a
+measurement is missing, the gate is invalid and its times are ignored.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import takewhile
 from statistics import fmean
 from typing import NamedTuple
 
@@ -29,17 +27,15 @@ from esbench.gate.records import (
     ARMS,
     CONTROLS,
     MORE,
-    SAME,
-    SCHEMA,
     Arm,
     Bounds,
     Cell,
-    Code,
     Decision,
     Metric,
     Opening,
     Replicate,
     Settings,
+    Status,
     Surveyed,
     Verdict,
     controls_of,
@@ -58,6 +54,9 @@ CONTROL_MARGIN = 0.005
 
 ROUND_TRIM = 0.25
 """The share of rounds of a replicate dropped at either end."""
+
+COUNTS: tuple[Metric, ...] = ("peak_bytes", "noise_bytes", "launches", "graphs")
+"""What is counted exactly: bytes, launches (on a CPU, operators), and graphs that torch.compile makes."""
 
 Looks = Sequence[Sequence[float]]
 """log(head / base) of the new replicates at each look."""
@@ -86,43 +85,33 @@ class Evidence:
         correct = {(row.cell, row.arm) for row in self.surveys if row.status == "ok"}
         return [cell for cell in self.timed if all((cell, arm) in correct for arm in ARMS)]
 
-    def complete_looks(self, settings: Settings) -> dict[str, Looks]:
-        """Return the log ratios of all cells and controls at the looks with all their replicates."""
+    def looks(self, settings: Settings) -> dict[str, Looks]:
+        """Return the log ratios of all cells and controls, up to the first look with a missing replicate."""
         cells = self.timed_cells()
-        return {
-            name: [
-                log_ratios
-                for log_ratios, _ in takewhile(
-                    lambda pair: len(pair[0]) == pair[1],
-                    zip(self.log_ratios.get(name, ()), settings.new_replicates, strict=False),
-                )
-            ]
-            for name in (*(cell.name for cell in cells), *controls_of(cells))
-        }
-
-    def open_names(self, settings: Settings) -> list[str]:
-        """Return the names of the cells and controls that need more replicates."""
-        return open_names(self.complete_looks(settings), settings)
+        complete: dict[str, Looks] = {}
+        for name in (*(cell.name for cell in cells), *controls_of(cells)):
+            measured = self.log_ratios.get(name, [])
+            pairs = zip(measured, settings.new_replicates, strict=False)
+            missing = (look for look, (new, count) in enumerate(pairs) if len(new) < count)
+            complete[name] = measured[: next(missing, len(measured))]
+        return complete
 
 
 # Statistics: samples -> log ratio of a replicate -> bounds of a cell
 
 
 def replicate_log_ratio(replicate: Replicate) -> float:
-    """Return log(head / base) of a replicate: the trimmed mean over its rounds."""
-    return trimmed(round_log_ratios(replicate), ROUND_TRIM).mean
+    """Return log(head / base) of a replicate: the trimmed mean over its rounds.
 
-
-def round_log_ratios(replicate: Replicate) -> list[float]:
-    """Return log(head / base) of each round: mean over visits of head of log(minimum), minus that of base.
-
-    Disturbances only make a call slower, so that the fastest call of a visit varies least (Chen and Revels,
-    Robust benchmarking in noisy environments, 2016). The order of a round is ABBA or BAAB, so that linear
-    drift cancels.
+    A round is the mean of log(time) over all calls of head, minus that of base. The fastest call of each
+    visit would vary less, but shows no slowdown of some calls only: a tenth of them slower by 30 % would look
+    like 0.4 %. The order of a round is ABBA or BAAB, so that linear drift cancels.
     """
-    base, head = ([math.log(min(visit)) for visit in visits] for visits in (replicate.base, replicate.head))
-    visits_in_rounds = zip(head[::2], head[1::2], base[::2], base[1::2], strict=True)
-    return [(h1 + h2 - b1 - b2) / 2 for h1, h2, b1, b2 in visits_in_rounds]
+    base, head = (
+        [fmean(map(math.log, visit)) for visit in visits] for visits in (replicate.base, replicate.head)
+    )
+    rounds = zip(head[::2], head[1::2], base[::2], base[1::2], strict=True)
+    return trimmed([(h1 + h2 - b1 - b2) / 2 for h1, h2, b1, b2 in rounds], ROUND_TRIM).mean
 
 
 class Estimate(NamedTuple):
@@ -159,42 +148,31 @@ def bounds(estimate: Estimate, replicates: int, level: float, settings: Settings
     """Return the slowdown with its bounds by Student's t, tested at a level against the margin."""
     mean, error, log_null = estimate.mean, math.sqrt(estimate.variance), math.log1p(settings.margin)
 
-    def t(probability: float) -> float:
-        return float(special.stdtrit(estimate.freedom, probability))
+    def relative(probability: float) -> float:
+        shift = float(special.stdtrit(estimate.freedom, probability)) * error if error else 0.0
+        return math.expm1(min(mean + shift, 100.0))  # finite even for very large ratios
 
     if error > 0:
         p = float(special.stdtr(estimate.freedom, (log_null - mean) / error))
     else:
         p = float(mean <= log_null)
-    return Bounds(
-        effect=_relative(mean),
-        low=_relative(mean - t(1 - level) * error),
-        high=_relative(mean + t(1 - settings.beta) * error),
-        mde=_relative(log_null + (t(1 - level) + t(settings.power)) * error),
-        p=p,
-        replicates=replicates,
-    )
+    return Bounds(relative(0.5), relative(level), relative(1 - settings.beta), p, replicates)
 
 
-def _relative(log_ratio: float) -> float:
-    """Return exp(log_ratio) - 1, which is finite even for very large ratios."""
-    return math.expm1(min(log_ratio, 100.0))
-
-
-def sequential_test(looks: Looks, level: float, settings: Settings) -> tuple[Code | None, Bounds]:
-    """Test one cell look by look; return the code of its verdict, None if it needs more replicates."""
+def sequential_test(looks: Looks, level: float, settings: Settings) -> tuple[Status | None, Bounds]:
+    """Test one cell look by look; return its status, None if it needs more replicates."""
     log_ratios: list[float] = []
-    for look, new in enumerate(looks):
+    for new in looks:
         log_ratios += new
         level_of_look = level / len(settings.looks)
         tested = bounds(trimmed(log_ratios, settings.trim), len(log_ratios), level_of_look, settings)
         if tested.p <= level_of_look:
-            return "slower", tested
+            return "FAIL", tested
         if tested.high < settings.margin + settings.indifferent:
-            return "not-confirmed" if look else "no-sign", tested
+            return "PASS", tested
     if len(looks) < len(settings.looks):
         return None, tested
-    return "noisy" if tested.mde > settings.worst_mde else "not-confirmed", tested
+    return "INCONCLUSIVE" if tested.high > settings.worst else "PASS", tested
 
 
 def open_names(log_ratios: Mapping[str, Looks], settings: Settings) -> list[str]:
@@ -206,8 +184,8 @@ def open_names(log_ratios: Mapping[str, Looks], settings: Settings) -> list[str]
             return True
         control, _ = split_method(name)
         if control in CONTROLS:
-            codes = [code for code, _ in _control_tests(control, looks, settings)]
-            return None in codes and "slower" not in codes
+            statuses = [status for status, _ in _control_tests(control, looks, settings)]
+            return None in statuses and "FAIL" not in statuses
         return sequential_test(looks, level, settings)[0] is None
 
     return [name for name, looks in log_ratios.items() if is_open(name, looks)]
@@ -226,7 +204,7 @@ def decide(
     opening: Opening, evidence: Evidence, settings: Settings, *, wall_s: float, invalid: Sequence[str]
 ) -> Decision:
     """Return the decision; ``invalid`` are reasons, found while measuring, to ignore the times."""
-    log_ratios = evidence.complete_looks(settings)
+    log_ratios = evidence.looks(settings)
     verdicts = exact_verdicts(evidence.surveys)
     reasons = list(invalid)
     mean: Verdict | None = None
@@ -241,8 +219,6 @@ def decide(
         controls, misbehavior = control_verdicts(log_ratios, settings)
         reasons += misbehavior
     return Decision(
-        schema=SCHEMA,
-        gate_id=opening.gate_id,
         opening=opening,
         settings=settings,
         verdicts=tuple(verdicts),
@@ -256,11 +232,8 @@ def decide(
 
 def exit_code(verdicts: Sequence[Verdict], invalid: Sequence[str]) -> int:
     """Return the exit code; a slower cell counts only in a valid gate, any other failure always."""
-    failed_metrics = {
-        verdict.metric for verdict in verdicts if verdict.status == "FAIL" and not verdict.accepted
-    }
-    is_only_slower = failed_metrics == {"latency_ns"}
-    if failed_metrics and not (is_only_slower and invalid):
+    failed = {verdict.metric for verdict in verdicts if verdict.status == "FAIL" and not verdict.accepted}
+    if failed and not (invalid and failed == {"latency_ns"}):
         return FAILED
     if invalid or any(verdict.status == "INCONCLUSIVE" for verdict in verdicts):
         return INVALID
@@ -278,35 +251,21 @@ def exact_verdicts(surveys: Sequence[Surveyed]) -> list[Verdict]:
 
 
 def _row_verdicts(name: str, base: Surveyed, head: Surveyed) -> Iterator[Verdict]:
-    on_row = partial(Verdict, cell=name, metric="row")
-    on_output = partial(Verdict, cell=name, metric="output")
     if head.status == "failed":
-        yield on_output(status="FAIL", code="wrong", reason=head.reason)
+        yield Verdict(name, "output", "FAIL", reason=head.reason)
     elif base.status in {"absent", "unavailable"}:
         if head.status == "ok":
-            yield on_row(status="PASS", code="added", reason="base has no such row")
+            yield Verdict(name, "row", "PASS", reason="added: base has no such row")
     elif head.status != "ok":
-        yield on_row(status="FAIL", code="missing", reason=head.reason)
+        yield Verdict(name, "row", "FAIL", reason=f"missing: {head.reason}")
     elif base.status == "failed":
-        yield on_output(status="PASS", code="wrong-base", reason=base.reason)
+        yield Verdict(name, "output", "PASS", reason=f"nothing to compare with: base has {base.reason}")
     else:
-        yield from _count_verdicts(name, base.figures, head.figures)
-
-
-def _count_verdicts(name: str, base: Mapping[str, float], head: Mapping[str, float]) -> Iterator[Verdict]:
-    """Yield a verdict on each count of base that differs in head."""
-    metrics: tuple[Metric, ...] = ("peak_bytes", "noise_bytes", "launches")
-    for metric in metrics:
-        before, after = base.get(metric), head.get(metric)
-        verdict = partial(Verdict, cell=name, metric=metric, base=before, head=after)
-        if before is None or before == after:
-            continue
-        if after is None:
-            yield verdict(status="FAIL", code="missing", reason="head has no such count")
-        elif after > before:
-            yield verdict(status="FAIL", code="more-launches" if metric == "launches" else "more-bytes")
-        else:
-            yield verdict(status="PASS", code="fewer")
+        for metric in COUNTS:
+            before, after = base.figures.get(metric), head.figures.get(metric)
+            if before is not None and before != after:
+                is_fewer = after is not None and after < before
+                yield Verdict(name, metric, "PASS" if is_fewer else "FAIL", base=before, head=after)
 
 
 def time_verdicts(log_ratios: Mapping[str, Looks], settings: Settings) -> tuple[list[Verdict], Verdict]:
@@ -321,17 +280,17 @@ def time_verdicts(log_ratios: Mapping[str, Looks], settings: Settings) -> tuple[
     ]
     first_look = [trimmed(looks[0], settings.trim) for looks in cells.values()]
     tested = bounds(mean_over_cells(first_look), settings.looks[0], level, settings)
-    is_noisy = tested.mde > settings.worst_mde
-    code: Code = "slower" if tested.p <= level else "noisy" if is_noisy else "no-sign"
-    return verdicts, _time_verdict(MEAN, code, tested)
+    status: Status = (
+        "FAIL" if tested.p <= level else "PASS" if tested.high <= settings.worst else "INCONCLUSIVE"
+    )
+    return verdicts, _time_verdict(MEAN, status, tested)
 
 
-def _time_verdict(name: str, code: Code | None, tested: Bounds) -> Verdict:
-    status = {"slower": "FAIL", "noisy": "INCONCLUSIVE", None: "INCONCLUSIVE"}.get(code, "PASS")
-    return Verdict(name, "latency_ns", status, code or "noisy", tested)  # type: ignore[arg-type]  # a status
+def _time_verdict(name: str, status: Status | None, tested: Bounds) -> Verdict:
+    return Verdict(name, "latency_ns", status or "INCONCLUSIVE", tested)
 
 
-def _control_tests(control: str, looks: Looks, settings: Settings) -> list[tuple[Code | None, Bounds]]:
+def _control_tests(control: str, looks: Looks, settings: Settings) -> list[tuple[Status | None, Bounds]]:
     """Test whether head is slower in a control; in the control of equal work, also whether it is faster."""
     if control == MORE:
         settings = msgspec.structs.replace(settings, margin=min(settings.margin, CONTROL_MARGIN))
@@ -349,13 +308,13 @@ def control_verdicts(log_ratios: Mapping[str, Looks], settings: Settings) -> tup
             continue
         tests = _control_tests(control, looks, settings)
         verdicts.append(_time_verdict(name, *tests[0]))
-        is_different = any(code == "slower" for code, _ in tests)
+        is_different = any(status == "FAIL" for status, _ in tests)
         effect = f"({100 * tests[0][1].effect:+.2f} %, at least {100 * tests[0][1].low:+.2f} %)"
         if control == MORE and not is_different:
             reasons.append(
                 f"the control with 2 % more work was not found slower {effect}: the machine is too noisy"
             )
-        if control == SAME and is_different:
+        elif control != MORE and is_different:
             reasons.append(
                 f"the control with equal work differs between the arms {effect}: "
                 "both arms do not run under the same conditions"

@@ -16,13 +16,16 @@ from pathlib import Path
 import msgspec
 
 from esbench.errors import UserError
-from esbench.gate.decision import Evidence, decide
-from esbench.gate.protocol import Begin, Hello, Message, Orders
+from esbench.gate.decision import Evidence, decide, open_names
 from esbench.gate.records import (
     SCHEMA,
     Arm,
+    Begin,
     Decision,
+    Hello,
+    Message,
     Opening,
+    Orders,
     Replicate,
     Revision,
     Settings,
@@ -46,14 +49,12 @@ class Gate:
 
     Attributes:
         orders: the settings of all workers.
-        folders: the folder with the files of each arm.
         settings: the decision rule.
         cores: the cores of workers that run at the same time; None is any core.
         start: starts workers and yields their messages.
     """
 
     orders: Orders
-    folders: Mapping[Arm, Path]
     revisions: Mapping[Arm, Revision]
     environment: Environment
     settings: Settings = field(default_factory=Settings)
@@ -79,7 +80,7 @@ class Gate:
             file.write(msgspec.json.Encoder().encode_lines([opening, *evidence.surveys]))
             try:
                 for look, count in enumerate(settings.new_replicates):
-                    if names := evidence.open_names(settings):
+                    if names := open_names(evidence.looks(settings), settings):
                         for replicate in self.replicates(look, count, names):
                             evidence.add(replicate)
                             file.write(msgspec.json.encode(replicate) + b"\n")
@@ -93,34 +94,35 @@ class Gate:
         Raises:
             UserError: a worker fails, there are no cells, or a package is not imported from the revision.
         """
-        now = datetime.now(UTC)
-        hello = None
+        now, orders, evidence = datetime.now(UTC), self.orders, self.evidence
+        processes = len(self.cores)
+        shares = [
+            msgspec.structs.replace(orders, process=number, processes=processes)
+            for number in range(processes)
+        ]
+        place: dict[str, int] = {}
         try:
-            for message in self._messages([self.orders] * len(self.cores), "survey"):
+            for message in self._messages(shares, "survey"):
                 if isinstance(message, Hello):
-                    hello = message
+                    evidence.timed = message.timed
+                    place = {cell.name: number for number, cell in enumerate(message.cells)}
                 elif isinstance(message, Surveyed):
-                    self.evidence.surveys.append(message)
+                    evidence.surveys.append(message)
         except WorkerError as error:
             arms = ", ".join(
                 f"{arm} is {revision.asked}, {revision.commit[:12]}"
                 for arm, revision in self.revisions.items()
             )
             raise UserError(f"{error} ({arms})") from error
-        assert hello is not None  # noqa: S101  # a worker that is done has sent it
-        self.evidence.timed = hello.timed
-        place = {cell: number for number, cell in enumerate(hello.cells)}
-        self.evidence.surveys.sort(key=lambda row: place[row.cell])
+        evidence.surveys.sort(key=lambda row: place[row.cell.name])
         return Opening(
             schema=SCHEMA,
             gate_id=new_run_id("gate", now),
             started=now.isoformat(timespec="seconds"),
-            seed=self.orders.seed,
-            suite=self.orders.suite,
+            seed=orders.seed,
+            suite=orders.suite,
             revisions=dict(self.revisions),
-            environment=msgspec.structs.replace(self.environment, threads=self.orders.threads),
-            code=hello.code,
-            harness=hello.harness,
+            environment=msgspec.structs.replace(self.environment, threads=orders.threads),
         )
 
     def replicates(self, look: int, count: int, names: Collection[str]) -> Iterator[Replicate]:
@@ -132,6 +134,7 @@ class Gate:
                 self.orders,
                 look=look,
                 process=number,
+                core=self.cores[number % len(self.cores)],
                 cells=tuple(cell for cell in timed if cell.name in names),
                 controls={name: more for name, more in controls_of(timed).items() if name in names},
                 replicates=len(range(number, count, processes)),
@@ -139,31 +142,19 @@ class Gate:
             for number in range(processes)
         ]
         for start in range(0, processes, len(self.cores)):
-            batch = orders[start : start + len(self.cores)]
             label = f"look {look + 1}, process {start + 1} of {processes}"
-            for message in self._messages(batch, label):
+            for message in self._messages(orders[start : start + len(self.cores)], label):
                 if isinstance(message, Replicate):
                     yield message
 
     def _messages(self, orders: Sequence[Orders], label: str) -> Iterator[Message]:
-        """Run workers at the same time, each on its core; yield their messages and show their progress."""
-        is_timed = any(order.replicates for order in orders)
-        orders = [
-            msgspec.structs.replace(
-                order,
-                roots={arm: str(folder) for arm, folder in self.folders.items()},
-                core=self.cores[number] if is_timed else None,
-                **({} if is_timed else {"process": number, "processes": len(orders)}),
-            )
-            for number, order in enumerate(orders)
-        ]
-        states: dict[int, Begin] = {}
-        with contextlib.closing(self.start(orders, next(iter(self.folders.values())).parent)) as messages:
+        """Run workers at the same time; yield their messages and show their progress."""
+        begun: dict[int, Begin] = {}
+        with contextlib.closing(self.start(orders, Path(self.orders.roots["base"]).parent)) as messages:
             for number, message in messages:
                 if isinstance(message, Begin):
-                    states[number] = message
-                    done, total = (
-                        sum(getattr(state, key) for state in states.values()) for key in ("done", "total")
-                    )
+                    begun[number] = message
+                    done = sum(begin.done for begin in begun.values())
+                    total = sum(begin.total for begin in begun.values())
                     self.progress(done, total, f"{label}: {message.subject}")
                 yield message

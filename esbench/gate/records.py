@@ -1,4 +1,4 @@
-"""Records of a gate: cells, surveys, replicates with every sample, verdicts and the decision. No torch."""
+"""Records of a gate: cells, orders and messages of workers, verdicts and the decision. No torch."""
 
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
@@ -8,7 +8,7 @@ import msgspec
 
 from esbench.schema import Case, Environment, Phase, Sample, Strict, Variant
 
-SCHEMA = 2
+SCHEMA = 4
 
 Arm = Literal["base", "head"]
 ARMS: tuple[Arm, Arm] = ("base", "head")
@@ -21,20 +21,7 @@ Status = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 SAME, MORE = "control: the same work", "control: 2 % more work"
 CONTROLS: Mapping[str, float] = {SAME: 0.0, MORE: 0.02}
 """Control -> additional work in head, as a share. Every gate times these calls of the harness, too."""
-Metric = Literal["latency_ns", "peak_bytes", "noise_bytes", "launches", "row", "output"]
-Code = Literal[
-    "no-sign",  # shown not to be much slower than the margin
-    "not-confirmed",  # looked slower at first, but is not shown to be slower than the margin
-    "slower",  # slower than the margin
-    "noisy",  # too noisy to show a regression
-    "more-bytes",  # head needs more memory
-    "more-launches",  # head launches more kernels
-    "fewer",  # head needs less memory or fewer launches
-    "missing",  # in base only
-    "added",  # in head only
-    "wrong",  # the output of head is wrong
-    "wrong-base",  # the output of base is wrong: nothing to compare with
-]
+Metric = Literal["latency_ns", "peak_bytes", "noise_bytes", "launches", "graphs", "row", "output"]
 
 
 class Revision(Strict, frozen=True):
@@ -59,15 +46,10 @@ class Cell(Strict, frozen=True):
         return f"{label} | {self.case.label} | {self.phase} | {self.method}"
 
 
-def control_name(control: str, method: str) -> str:
-    """Return the name of a control that is timed by a method, of the same form as :attr:`Cell.name`."""
-    return f"{control} | {method}"
-
-
 def controls_of(cells: Iterable[Cell]) -> dict[str, float]:
     """Return the controls of cells, one of each kind for each timing method: name -> additional work."""
     methods = sorted({cell.method for cell in cells})
-    return {control_name(control, method): more for control, more in CONTROLS.items() for method in methods}
+    return {f"{control} | {method}": more for control, more in CONTROLS.items() for method in methods}
 
 
 def split_method(name: str) -> tuple[str, str]:
@@ -76,28 +58,63 @@ def split_method(name: str) -> tuple[str, str]:
     return rest, method
 
 
-class _Line(Strict, frozen=True, tag_field="record"):
-    """A line of the file of samples; the field ``record`` is its tag."""
+# Workers
 
 
-class Opening(_Line, frozen=True, tag="gate"):
-    """The first line of the file of samples: the compared revisions, the machine and the code.
+class Orders(Strict, frozen=True, kw_only=True):
+    """What a worker measures, given at its start.
 
-    ``code``: arm -> package of variants -> hash of its files; ``harness``: hash of the files of esbench.
+    Attributes:
+        roots: the folder with the files of each arm; their packages of variants take precedence.
+        threads: CPU threads of torch.
+        core: the CPU core of the worker; None for any.
+        seed: seed of weights, inputs and noise.
+        variants: globs over variants; empty for those of the suite.
+        plugins: modules or files that register variants.
+        look: the look for which replicates are measured.
+        process: the number of this worker among those of the survey or the look, from 0.
+        processes: how many there are; in a survey each checks its share of the variants.
+        cells: the cells to time; empty for a survey.
+        controls: control -> additional work in head, as a share; timed with the cells.
+        replicates: replicates of each cell and control in this worker.
     """
 
-    schema: int
-    gate_id: str
-    started: str
-    seed: int
+    roots: dict[Arm, str]
+    device: Literal["cpu", "cuda"]
+    threads: int
+    core: int | None = None
+    seed: int = 0
     suite: str
-    revisions: dict[Arm, Revision]
-    environment: Environment
-    code: dict[Arm, dict[str, str]]
-    harness: str
+    variants: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
+    look: int = 0
+    process: int = 0
+    processes: int = 1
+    cells: tuple[Cell, ...] = ()
+    controls: Mapping[str, float] = msgspec.field(default_factory=dict)
+    replicates: int = 0
 
 
-class Surveyed(_Line, frozen=True, tag="survey"):
+class _Message(Strict, frozen=True, tag_field="record"):
+    """A line that a worker writes; the field ``record`` names its kind."""
+
+
+class Begin(_Message, frozen=True, tag="begin"):
+    """What the worker does next, for errors and the display of progress; ``done`` of ``total`` are done."""
+
+    subject: str
+    done: int
+    total: int
+
+
+class Hello(_Message, frozen=True, tag="hello"):
+    """The cells of the suite in either revision, and those of head whose times the gate compares."""
+
+    cells: tuple[Cell, ...]
+    timed: tuple[Cell, ...]
+
+
+class Surveyed(_Message, frozen=True, tag="survey"):
     """The counts of a cell in one arm by metric, or the reason for not having them."""
 
     cell: Cell
@@ -107,7 +124,7 @@ class Surveyed(_Line, frozen=True, tag="survey"):
     reason: str = ""
 
 
-class Replicate(_Line, frozen=True, tag="replicate"):
+class Replicate(_Message, frozen=True, tag="replicate"):
     """The times of a cell or control that was set up anew in both arms.
 
     Attributes:
@@ -127,6 +144,30 @@ class Replicate(_Line, frozen=True, tag="replicate"):
     head: Visits
 
 
+class End(_Message, frozen=True, tag="end"):
+    """The last message: the reason for an error, or empty if everything was measured."""
+
+    failure: str = ""
+
+
+Message = Begin | Hello | Surveyed | Replicate | End
+
+
+# The decision
+
+
+class Opening(_Message, frozen=True, tag="gate"):
+    """The first line of the file of samples: the compared revisions and the machine."""
+
+    schema: int
+    gate_id: str
+    started: str
+    seed: int
+    suite: str
+    revisions: dict[Arm, Revision]
+    environment: Environment
+
+
 class Bounds(Strict, frozen=True):
     """The slowdown of head relative to base with one-sided bounds; 0.01 is 1 %.
 
@@ -134,7 +175,6 @@ class Bounds(Strict, frozen=True):
         effect: the trimmed mean over replicates.
         low: lower bound at the level of the test.
         high: upper bound at the level ``Settings.beta``.
-        mde: minimum detectable effect, found with a probability of ``Settings.power``.
         p: p-value for the null hypothesis that the slowdown is within the margin.
         replicates: the number of replicates.
     """
@@ -142,7 +182,6 @@ class Bounds(Strict, frozen=True):
     effect: float
     low: float
     high: float
-    mde: float
     p: float
     replicates: int
 
@@ -153,7 +192,6 @@ class Verdict(Strict, frozen=True):
     cell: str
     metric: Metric
     status: Status
-    code: Code
     bounds: Bounds | None = None
     base: float | None = None
     head: float | None = None
@@ -171,10 +209,9 @@ class Settings(Strict, frozen=True):
         processes: processes in which the replicates of a look are measured.
         alpha: family-wise level of the gate.
         beta: level of the upper bound with which a cell ends early.
-        power: probability that defines the minimum detectable effect.
-        worst_mde: a cell with a larger minimum detectable effect is too noisy.
-        trim: share of replicates dropped at either end, and of rounds in a replicate. On a shared machine one
-            visit in 20 is interrupted and takes twice as long.
+        worst: a cell that may be slower by more after the last look is too noisy.
+        trim: share of replicates dropped at either end. On a shared machine one visit in 20 is interrupted
+            and takes twice as long.
     """
 
     margin: float = 0.005
@@ -183,8 +220,7 @@ class Settings(Strict, frozen=True):
     processes: int = 4
     alpha: float = 0.01
     beta: float = 0.01
-    power: float = 0.8
-    worst_mde: float = 0.1
+    worst: float = 0.05
     trim: float = 0.2
 
     @property
@@ -199,8 +235,6 @@ class Decision(Strict, frozen=True, kw_only=True):
     ``invalid``: reasons to ignore the times; ``unused``: an error for each waiver that applies to nothing.
     """
 
-    schema: int
-    gate_id: str
     opening: Opening
     settings: Settings
     verdicts: tuple[Verdict, ...]
@@ -212,9 +246,15 @@ class Decision(Strict, frozen=True, kw_only=True):
     wall_s: float
 
     @property
+    def schema(self) -> int:
+        """The version of the format."""
+        return self.opening.schema
+
+    @property
     def all_verdicts(self) -> list[Verdict]:
         """The verdicts on all cells and, if there is one, on their mean."""
         return [*self.verdicts, self.mean] if self.mean else [*self.verdicts]
 
 
 Line = Opening | Surveyed | Replicate
+"""A line of the file of samples."""

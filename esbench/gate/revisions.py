@@ -42,15 +42,10 @@ def default_base(top: Path, head: str) -> str:
     raise GitError("no branch main or master to compare with: name a revision with --base")
 
 
-def resolve(top: Path, asked: str, arm: Arm, output: Path | None = None) -> Revision:
+def resolve(top: Path, asked: str, arm: Arm) -> Revision:
     """Return the commit of a revision; for ``worktree`` a new commit of the files in the folder.
 
-    Args:
-        top: the top folder of the repository.
-        asked: the name of the revision.
-        arm: for ``head``, the checked-out commit is refused if there are uncommitted changes, unless
-            ``asked`` is its hash.
-        output: changes in this folder are ignored.
+    If ``head`` is the checked-out commit, uncommitted changes are refused, unless it is named by its hash.
 
     Raises:
         GitError: there is no such revision, or there are uncommitted changes.
@@ -64,18 +59,19 @@ def resolve(top: Path, asked: str, arm: Arm, output: Path | None = None) -> Revi
     if re.fullmatch("[0-9a-f]+", commit) is None:  # for "^commit" git prints "^" and the hash
         raise GitError(f"--{arm} {asked}: no such revision in {top}; in a shallow clone, fetch it first")
     # A hash names a commit, so it is measured without the changes; "HEAD" or a branch could mean the files.
-    is_hash = commit.startswith(asked)
-    may_mean_files = arm == "head" and not is_hash and commit == git(top, "rev-parse", "HEAD")
-    if may_mean_files and (changed := _changes(top, output)):
-        raise GitError(
-            f"{top} has uncommitted changes ({changed}), which the gate would not measure: "
-            f"commit them, or measure them with --head {WORKTREE}"
-        )
+    if arm == "head" and not commit.startswith(asked) and commit == git(top, "rev-parse", "HEAD"):
+        status = git(top, "status", "--porcelain", "--untracked-files=normal", "--", ".", *GENERATED)
+        # A line has two letters for the kind of change.
+        if changed := first_names([line[2:].strip() for line in status.splitlines()]):
+            raise GitError(
+                f"{top} has uncommitted changes ({changed}), which the gate would not measure: "
+                f"commit them, or measure them with --head {WORKTREE}"
+            )
     return Revision(asked=asked, commit=commit)
 
 
 @contextlib.contextmanager
-def check_out(top: Path, revisions: Mapping[Arm, Revision]) -> Iterator[dict[Arm, Path]]:
+def check_out(top: Path, revisions: Mapping[Arm, Revision]) -> Iterator[dict[Arm, str]]:
     """Write the files of both revisions into two temporary folders, and delete them afterwards.
 
     They are not git work trees, so that a crash leaves nothing registered in the repository.
@@ -84,27 +80,17 @@ def check_out(top: Path, revisions: Mapping[Arm, Revision]) -> Iterator[dict[Arm
         GitError: git fails.
     """
     with tempfile.TemporaryDirectory(prefix=PREFIX) as temporary:
-        folders: dict[Arm, Path] = {}
-        for arm in ARMS:
-            folders[arm] = Path(temporary).resolve() / arm
+        folders = {arm: str(Path(temporary).resolve() / arm) for arm in ARMS}
+        for arm, folder in folders.items():
             index = _index_in(temporary)
             git(top, "read-tree", revisions[arm].commit, environment=index)
-            git(top, "checkout-index", "--all", f"--prefix={folders[arm]}/", environment=index)
+            git(top, "checkout-index", "--all", f"--prefix={folder}/", environment=index)
         yield folders
 
 
 def _index_in(folder: str) -> dict[str, str]:
     """Return the environment variable with which git uses an index in this folder, not the repository's."""
     return {"GIT_INDEX_FILE": str(Path(folder) / "index")}
-
-
-def _changes(top: Path, output: Path | None) -> str:
-    """Return the names of the first few changed files; empty without changes."""
-    top, excluded = top.resolve(), list(GENERATED)
-    if output is not None and output.resolve().is_relative_to(top) and output.resolve() != top:
-        excluded.append(f":(exclude,literal){output.resolve().relative_to(top).as_posix()}")
-    lines = git(top, "status", "--porcelain", "--untracked-files=normal", "--", ".", *excluded).splitlines()
-    return first_names([line[2:].strip() for line in lines])  # a line has two letters for the kind of change
 
 
 def _snapshot(top: Path) -> str:

@@ -8,8 +8,7 @@
     reason = "the noise is generated in float64, which makes it exact"
     expires = 2027-01-31
 
-``cell`` is a name as the gate prints it, or a glob over such names. ``device = "cuda"`` or ``"cpu"`` limits a
-waiver to that kind of device. A waiver expires within a year.
+``cell`` is a name as the gate prints it, or a glob over such names. A waiver expires within a year.
 """
 
 import codecs
@@ -25,7 +24,7 @@ import msgspec
 from esbench.errors import UserError
 from esbench.gate.decision import MEAN, PASSED, USAGE, exit_code
 from esbench.gate.records import Decision, Verdict, split_method
-from esbench.schema import METHODS
+from esbench.schema import METHODS, Strict
 from esbench.store import read_regular_file
 
 FILE = "gate.toml"
@@ -33,14 +32,13 @@ LONGEST = dt.timedelta(days=366)
 """The longest time until a waiver expires."""
 
 
-class Waiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Waiver(Strict, frozen=True):
     """An intended regression. A wrong output cannot be waived."""
 
     cell: Annotated[str, msgspec.Meta(min_length=1)]
-    metric: Literal["latency_ns", "peak_bytes", "noise_bytes", "launches", "row"]
+    metric: Literal["latency_ns", "peak_bytes", "noise_bytes", "launches", "graphs", "row"]
     reason: Annotated[str, msgspec.Meta(pattern=r"(\S\s*){10}")]
     expires: dt.date
-    device: Literal["cpu", "cuda"] | None = None
 
     def __str__(self) -> str:
         """Return the beginning of an error message about the waiver."""
@@ -53,16 +51,8 @@ class Waiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
         return is_named and verdict.metric == self.metric
 
-    def is_needed(self, verdict: Verdict, margin: float) -> bool:
-        """Return whether the waiver matches a failure, or a time that may be slower than the margin.
 
-        A small slowdown is found in some gates only, so a PASS alone does not make a waiver unused.
-        """
-        may_be_slower = verdict.bounds is not None and verdict.bounds.high > margin
-        return self.matches(verdict) and (verdict.status == "FAIL" or may_be_slower)
-
-
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _File(Strict, frozen=True):
     accept: tuple[Waiver, ...] = ()
 
 
@@ -70,8 +60,7 @@ def read(folder: Path, today: dt.date) -> tuple[Waiver, ...]:
     """Return the waivers in the top folder of a revision; empty without the file.
 
     Raises:
-        UserError: the file is invalid, or a waiver has expired, expires in more than a year or is listed
-            twice; the message names it.
+        UserError: the file is invalid, or a waiver has expired or expires in more than a year.
     """
     path = folder / FILE
     try:
@@ -86,10 +75,7 @@ def read(folder: Path, today: dt.date) -> tuple[Waiver, ...]:
             f"{FILE} is invalid: {error}; an [[accept]] has a cell, a metric, a reason of at least 10 "
             "characters and expires = YYYY-MM-DD"
         ) from error
-    for index, waiver in enumerate(waivers):
-        key = (waiver.cell, waiver.metric, waiver.device)
-        if key in [(earlier.cell, earlier.metric, earlier.device) for earlier in waivers[:index]]:
-            raise UserError(f"{waiver} is listed twice: remove one of them")
+    for waiver in waivers:
         if waiver.expires < today:
             raise UserError(f"{waiver} expired on {waiver.expires}: remove it")
         if waiver.expires > today + LONGEST:
@@ -101,29 +87,31 @@ def apply(decision: Decision, waivers: Sequence[Waiver], *, whole: bool = True) 
     """Return the decision with accepted failures, unused waivers and the resulting exit code.
 
     An unused waiver would hide the next regression, so a decision that passes becomes an error. A waiver for
-    another device or timing method does not count as unused, and no waiver does if not the ``whole`` suite
-    was measured.
+    a timing method of another device does not count as unused, and no waiver does if not the ``whole`` suite
+    was measured. A small slowdown is found in some gates only, so a waiver is used while its time may be
+    slower than the margin.
     """
-    device, margin = decision.opening.environment.device, decision.settings.margin
-    waivers = [waiver for waiver in waivers if waiver.device in {None, device}]
 
     def accept(verdict: Verdict) -> Verdict:
         reason = next((waiver.reason for waiver in waivers if waiver.matches(verdict)), "")
         return msgspec.structs.replace(verdict, accepted=reason) if verdict.status == "FAIL" else verdict
 
+    at_risk = [
+        verdict
+        for verdict in decision.all_verdicts
+        if verdict.status == "FAIL" or (verdict.bounds and verdict.bounds.high > decision.settings.margin)
+    ]
     measured_methods = {split_method(verdict.cell)[1] for verdict in decision.verdicts}
     other_methods = {*itertools.chain(*METHODS.values())} - measured_methods
-
-    def is_unused(waiver: Waiver) -> bool:
-        _, method = split_method(waiver.cell)
-        is_needed = any(waiver.is_needed(verdict, margin) for verdict in decision.all_verdicts)
-        return whole and method not in other_methods and not is_needed
-
-    accepted = msgspec.structs.replace(
-        decision,
-        verdicts=tuple(map(accept, decision.verdicts)),
-        mean=accept(decision.mean) if decision.mean else None,
-        unused=tuple(f"{waiver} applies to nothing: remove it" for waiver in waivers if is_unused(waiver)),
+    unused = tuple(
+        f"{waiver} applies to nothing: remove it"
+        for waiver in waivers
+        if whole
+        and split_method(waiver.cell)[1] not in other_methods
+        and not any(map(waiver.matches, at_risk))
     )
-    code = exit_code(accepted.all_verdicts, accepted.invalid)
-    return msgspec.structs.replace(accepted, exit_code=USAGE if accepted.unused and code == PASSED else code)
+    verdicts = tuple(map(accept, decision.verdicts))
+    mean = accept(decision.mean) if decision.mean else None
+    code = exit_code([*verdicts, *filter(None, [mean])], decision.invalid)
+    code = USAGE if unused and code == PASSED else code
+    return msgspec.structs.replace(decision, verdicts=verdicts, mean=mean, unused=unused, exit_code=code)

@@ -1,7 +1,7 @@
-"""The worker of the gate measures both revisions: ``python -m esbench.gate.worker FILE_DESCRIPTOR FILE``.
+"""The worker of the gate measures both revisions: ``python -m esbench.gate.worker ORDERS MESSAGES``.
 
-The variants come from the folders of the revisions; both use the installed harness. The file has the orders;
-messages go to the file descriptor, a connection. The worker ends when stdin is closed.
+The variants come from the folders of the revisions; both use the installed harness. One file has the orders;
+messages are appended to the other, one a line. The worker ends when stdin is closed.
 """
 
 import gc
@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
@@ -22,25 +21,34 @@ import torch
 
 from esbench.errors import UserError
 from esbench.gate.loading import Trees
-from esbench.gate.protocol import Begin, Done, Failure, Hello, Message, Orders
-from esbench.gate.records import ARMS, Arm, Cell, Replicate, Surveyed, split_method
+from esbench.gate.records import (
+    ARMS,
+    Arm,
+    Begin,
+    Cell,
+    End,
+    Hello,
+    Message,
+    Orders,
+    Replicate,
+    Surveyed,
+    split_method,
+)
 from esbench.measure import validation
 from esbench.measure.case_runner import free_memory, missing_phases
-from esbench.measure.environment import source_hashes
 from esbench.measure.failure import classify
 from esbench.measure.float32_precision import precision
 from esbench.measure.instruments import Instruments, instruments
 from esbench.measure.timers import Call, Clock, quiet
 from esbench.measure.validation import ExactChecks, InputRenewal, TorchState
-from esbench.registry import LOADED, REGISTRY, Entry, UnknownNameError, entries_of_suite
+from esbench.registry import LOADED, REGISTRY, UnknownNameError, entries_of_suite
 from esbench.schema import QUALITY, Case, Phase, Variant
 from esbench.workload import Workload, build
 
 WARM_CALLS = 3
 """Calls after a set-up that are not timed."""
 CALLS = 3
-"""Calls of a visit. The other arm has just used the caches, so the first one is slow; the fastest counts.
-Many short visits are better than a few long ones, because a disturbance takes longer than a call."""
+"""Calls of a visit. Many short visits are better than a few long ones, because a disturbance is long."""
 MIN_ROUNDS, MAX_ROUNDS = 6, 10
 ROUNDS_S = 0.03
 """Seconds for the rounds of a replicate, within these bounds. With more rounds, the addresses of a set-up
@@ -82,32 +90,25 @@ class Worker:
     # Correctness and counts
 
     def survey(self) -> None:
-        """Send the first message, then the rows of this worker's share of the variants, in both arms."""
+        """Send the cells, then the rows of this worker's share of the variants, in both arms."""
         checks: dict[Arm, ExactChecks] = {}
         cells: dict[Arm, tuple[Cell, ...]] = {}
-        code: dict[Arm, dict[str, str]] = {}
-        unknown: dict[Arm, str] = {}
         timed: tuple[Cell, ...] = ()
+        absent = "the suite of head no longer has it"
         for arm in ARMS:
             self.trees.activate(arm)
             checks[arm] = ExactChecks(REGISTRY.check_cases, self.orders.device, self.orders.seed)
-            code[arm] = source_hashes(REGISTRY.entries.values())
             try:
                 cells[arm], timed = self._cells()  # those of head, which is the second arm
             except UnknownNameError as error:
-                cells[arm], timed, unknown[arm] = (), (), str(error)
-        packages = {entry.package for entry in REGISTRY.entries.values()} & code["head"].keys()
+                cells[arm], timed, absent = (), (), str(error)
         everything = (*dict.fromkeys((*cells["head"], *cells["base"])),)
         if not everything:
-            raise UserError(
-                unknown.get("head") or "the suite has no cell that is timed: name another --suite"
-            )
-        hashes = {arm: {name: code[arm][name] for name in sorted(packages)} for arm in ARMS}
-        self.send(Hello(hashes, code["head"]["esbench"], everything, timed))
+            raise UserError(f"neither revision has a cell to time: {absent}")
+        self.send(Hello(everything, timed))
         groups: dict[tuple[Variant, Case], list[Cell]] = {}
         for cell in everything:
             groups.setdefault((cell.variant, cell.case), []).append(cell)
-        absent = unknown.get("head") or "the suite of head no longer has it"
         share = [*groups.items()][self.orders.process :: self.orders.processes]
         for number, ((variant, case), of_variant) in enumerate(share):
             for arm in ARMS:
@@ -151,50 +152,44 @@ class Worker:
             reason = f"no variant {variant.label(case.operator)}"
             yield from (Surveyed(cell, arm, "absent", reason=reason) for cell in cells)
             return
+        counts: dict[Phase, dict[str, float]] = {}
+        missing: dict[Phase, str] = {}
         try:
             failure = checks.failure(entry, case.operator)
             self.state.check()
-            counts, missing = self._counts(entry, cells) if failure is None else ({}, {})
+            with precision(case.dtype):
+                state = TorchState()  # with the settings of this precision
+                if failure is None:
+                    workload = build(entry.scheme, case, self.orders.device, self.orders.seed)
+                    validation.verify(entry, workload)
+                    missing = missing_phases(workload)
+                    for phase in {cell.phase: None for cell in cells if cell.phase not in missing}:
+                        counts[phase] = self._phase_counts(workload, phase)
+                state.check()
         except BaseException as error:  # noqa: BLE001  # a variant may raise anything
             failure = classify(error)
-        free_memory()
-        if failure is not None:
             self.state.restore()
-            yield from (Surveyed(cell, arm, failure.status, reason=failure.reason) for cell in cells)
-            return
+        free_memory()
         for cell in cells:
-            if cell.phase in missing:
+            if failure is not None:
+                yield Surveyed(cell, arm, failure.status, reason=failure.reason)
+            elif cell.phase in missing:
                 yield Surveyed(cell, arm, "unavailable", reason=missing[cell.phase])
             else:
                 yield Surveyed(cell, arm, "ok", counts[cell.phase])
 
-    def _counts(
-        self, entry: Entry, cells: Sequence[Cell]
-    ) -> tuple[dict[Phase, dict[str, float]], dict[Phase, str]]:
-        """Return the counts of each phase, and the reasons for phases that the variant lacks."""
-        case = cells[0].case
-        counts = {}
-        with precision(case.dtype):
-            state = TorchState()  # with the settings of this precision
-            workload = build(entry.scheme, case, self.orders.device, self.orders.seed)
-            validation.verify(entry, workload)
-            missing = missing_phases(workload)
-            for phase in dict.fromkeys(cell.phase for cell in cells):
-                if phase not in missing:
-                    counts[phase] = self._phase_counts(workload, phase)
-            state.check()
-        return counts, missing
-
     def _phase_counts(self, workload: Workload, phase: Phase) -> dict[str, float]:
-        """Count bytes and launches of a phase, and check its result before and after."""
+        """Count bytes, launches and compiled graphs of a phase, and check its result before and after."""
         workload.enter(phase)
         call = workload.phases[phase]
+        before = _graphs(forget=True)
         fingerprints = validation.precheck(workload, phase, self.tools.synchronize)
         footprint = self.tools.footprint(call)
         validation.check_memory(footprint, phase)
         counts = {
             "peak_bytes": float(footprint.peak_bytes),
             "launches": float(self.tools.trace(call).launches),
+            "graphs": float(_graphs() - before),
         }
         if phase == "sample":
             counts["noise_bytes"] = float(workload.noise_bytes)
@@ -271,8 +266,18 @@ def _visits(clock: Clock, call: Call, renew: Call) -> Callable[[int], tuple[floa
     return lambda count: clock.visit(call, count, renew).samples["latency_ns"]
 
 
+def _graphs(*, forget: bool = False) -> int:
+    """Return the number of graphs that torch.compile made so far; ``forget`` makes it make them again."""
+    dynamo = sys.modules.get("torch._dynamo")  # importing it takes seconds, and most variants never do
+    if dynamo is None:
+        return 0
+    if forget:
+        dynamo.reset()
+    return int(dynamo.utils.counters["stats"]["unique_graphs"])
+
+
 def main(orders: Orders, send: Send) -> None:
-    """Load both revisions, and send what the orders ask for; a failure is the last message."""
+    """Load both revisions, and send what the orders ask for; the last message is the end."""
     try:
         torch.set_num_threads(orders.threads)
         rng = random.Random(f"{orders.seed} {orders.look} {orders.process} order")  # noqa: S311  # no secret
@@ -281,17 +286,17 @@ def main(orders: Orders, send: Send) -> None:
         trees = Trees(orders.roots, orders.plugins, (first, second))
         if orders.core is not None:  # after the imports, which are faster on all cores
             psutil.Process().cpu_affinity([orders.core])
-        with instruments(orders.device, orders.methods) as tools:
+        with instruments(orders.device) as tools:
             worker = Worker(orders, trees, tools, send)
             if orders.replicates:
                 worker.time()
             else:
                 worker.survey()
-        send(Done())
+        send(End())
     except UserError as error:
-        send(Failure(str(error)))
+        send(End(str(error)))
     except BaseException as error:  # noqa: BLE001  # packages and variants may raise anything
-        send(Failure(classify(error).reason))
+        send(End(classify(error).reason))
 
 
 def _end_with_gate() -> None:
@@ -301,11 +306,9 @@ def _end_with_gate() -> None:
 
 
 if __name__ == "__main__":
-    file_descriptor = int(sys.argv[1])
-    os.set_inheritable(file_descriptor, False)  # noqa: FBT003  # positional only
-    connection = Connection(file_descriptor)
     threading.Thread(target=_end_with_gate, daemon=True).start()
-    main(
-        msgspec.json.decode(Path(sys.argv[2]).read_bytes(), type=Orders),
-        lambda message: connection.send_bytes(msgspec.json.encode(message)),
-    )
+    with Path(sys.argv[2]).open("ab", buffering=0) as file:
+        main(
+            msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Orders),
+            lambda message: file.write(msgspec.json.encode(message) + b"\n"),
+        )

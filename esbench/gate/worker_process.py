@@ -1,4 +1,7 @@
-"""Worker processes of the gate: start them, read their messages, end them."""
+"""Worker processes of the gate: start them, read the messages that they write to a file, end them.
+
+A message in a file does not wake the gate's process while a call is timed, as one in a pipe would.
+"""
 
 import contextlib
 import os
@@ -7,23 +10,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Sequence
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
 import esbench
-from esbench.gate.protocol import Begin, Done, Failure, Message, Orders
+from esbench.gate.records import Begin, End, Message, Orders
 
 WORKER = ("-P", "-m", "esbench.gate.worker")
 """Arguments of Python; with ``-P`` the current folder is not searched for esbench."""
 SILENCE_S = 300.0
 """Seconds without a message after which a worker is considered hung."""
-END_S = 2.0
-"""Seconds to wait for a worker to exit after it closed its connection."""
+POLL_S = 0.2
+"""Seconds between two looks at the files of messages."""
 MALLOC_TUNABLES = ":".join(
     f"glibc.malloc.{name}={size}"
     for name, size in (("mmap_threshold", 2**30), ("trim_threshold", 2**32), ("top_pad", 2**26))
@@ -39,59 +40,62 @@ class WorkerError(Exception):
 
 
 class WorkerProcess:
-    """A running worker."""
+    """A running worker, whose files have the names ``path`` with different suffixes."""
 
-    def __init__(self, orders: Orders, log: Path, program: Sequence[str]) -> None:
-        """Start the process; its output goes to the file ``log``, and its orders to a file next to it."""
-        self.log = log
-        self.heard_s = time.monotonic()
-        self._subject = "the start"
-        self.connection, worker_end = Pipe(duplex=False)
-        file = log.with_suffix(".json")
+    def __init__(self, orders: Orders, path: Path, program: Sequence[str]) -> None:
+        self.log, messages, file = map(path.with_suffix, (".log", ".messages", ".orders"))
         file.write_bytes(msgspec.json.encode(orders))
+        self._messages = messages.open("w+b", buffering=0)
+        self._rest, self._subject = b"", "the start"
+        self.heard_s, self.has_ended = time.monotonic(), False
         harness = str(Path(esbench.__file__).resolve().parents[1])
-        with worker_end, log.open("wb") as output:
+        with self.log.open("wb") as output:
             self.process = subprocess.Popen(  # noqa: S603  # a program of this project
-                [sys.executable, *program, str(worker_end.fileno()), str(file)],
+                [sys.executable, *program, str(file), str(messages)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                pass_fds=[worker_end.fileno()],
-                cwd=log.parent,
+                cwd=path.parent,
                 env={
                     "GLIBC_TUNABLES": MALLOC_TUNABLES,
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(filter(None, (harness, os.environ.get("PYTHONPATH")))),
-                    "TMPDIR": str(log.parent),  # temporary files are deleted with the log
+                    "TMPDIR": str(path.parent),  # temporary files are deleted with the log
                 },
                 start_new_session=True,  # an interrupt reaches only the gate, which ends its workers
             )
 
-    def receive(self) -> Message:
-        """Return the next message, for which the caller has waited.
+    def messages(self) -> Iterator[Message]:
+        """Yield the new messages.
 
         Raises:
-            WorkerError: the worker has ended or failed, or the message is invalid.
+            WorkerError: the worker has ended, failed or hangs, or a message is invalid.
         """
-        self.heard_s = time.monotonic()
-        try:
-            message: Message = msgspec.json.decode(self.connection.recv_bytes(), type=Message)
-        except (EOFError, OSError):
-            self.fail(self._exit_description())
-        except ValueError as error:
-            self.fail(f"sent an invalid message: {error}")
-        if isinstance(message, Failure):
-            raise WorkerError(f"{message.reason} (during {self._subject})")
-        if isinstance(message, Begin):
-            self._subject = message.subject
-        return message
+        code = self.process.poll()  # before reading, so that nothing is written afterwards
+        *lines, self._rest = (self._rest + self._messages.read()).split(b"\n")
+        for line in lines:
+            try:
+                message: Message = msgspec.json.decode(line, type=Message)
+            except ValueError as error:
+                self.fail(f"sent an invalid message: {error}")
+            self.heard_s = time.monotonic()
+            if isinstance(message, Begin):
+                self._subject = message.subject
+            elif isinstance(message, End) and message.failure:
+                raise WorkerError(f"{message.failure} (during {self._subject})")
+            self.has_ended = isinstance(message, End)
+            yield message
+        if code is not None and not self.has_ended:
+            self.fail(f"ended with signal {-code}" if code < 0 else f"ended with exit code {code}")
+        if time.monotonic() > self.heard_s + SILENCE_S:
+            self.fail(f"has sent no message for {SILENCE_S:g} s")
 
     def stop(self) -> None:
         """Kill the worker and the processes that it started."""
         with contextlib.suppress(OSError):  # the group may be gone
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        self.connection.close()
+        self._messages.close()
         if self.process.stdin:
             self.process.stdin.close()
 
@@ -101,39 +105,25 @@ class WorkerProcess:
         quoted = f"; the last line it printed: {lines[-1][-QUOTED_CHARACTERS:]}" if lines else ""
         raise WorkerError(f"the worker {event} (during {self._subject}){quoted}")
 
-    def _exit_description(self) -> str:
-        try:
-            code = self.process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            return "closed its connection but still runs"
-        return f"ended with signal {-code}" if code < 0 else f"ended with exit code {code}"
-
 
 def run_workers(
     orders: Sequence[Orders], folder: Path, program: Sequence[str] = WORKER
 ) -> Generator[tuple[int, Message]]:
     """Run workers at the same time; yield their numbers and messages as they come, until all are done.
 
-    Logs and temporary files are in a new folder inside ``folder``. At the end, also after an error or an
-    interrupt, all workers are killed and their files deleted.
+    Their files are in a new folder inside ``folder``. At the end, also after an error or an interrupt, all
+    workers are killed and their files deleted.
 
     Raises:
         WorkerError: a worker died, hangs, failed or sent an invalid message.
     """
     with tempfile.TemporaryDirectory(prefix="logs-", dir=folder) as logs, contextlib.ExitStack() as stack:
-        workers: dict[Connection, tuple[int, WorkerProcess]] = {}
+        workers = []
         for number, order in enumerate(orders):
-            worker = WorkerProcess(order, Path(logs) / f"{number}.log", program)
-            stack.callback(worker.stop)
-            workers[worker.connection] = number, worker
-        while workers:
-            _, quietest = min(workers.values(), key=lambda numbered: numbered[1].heard_s)
-            ready = wait([*workers], max(0.0, quietest.heard_s + SILENCE_S - time.monotonic()))
-            if not ready:
-                quietest.fail(f"has sent no message for {SILENCE_S:g} s")
-            for connection in [connection for connection in workers if connection in ready]:
-                number, worker = workers[connection]
-                message = worker.receive()
-                yield number, message
-                if isinstance(message, Done):
-                    del workers[connection]
+            workers.append(WorkerProcess(order, Path(logs) / str(number), program))
+            stack.callback(workers[-1].stop)
+        while not all(worker.has_ended for worker in workers):
+            time.sleep(POLL_S)
+            for number, worker in enumerate(workers):
+                if not worker.has_ended:
+                    yield from ((number, message) for message in worker.messages())

@@ -18,17 +18,12 @@ from scipy import stats
 
 from esbench import store
 from esbench.errors import UserError
-from esbench.gate.decision import (
-    MEAN,
-    open_names,
-    replicate_log_ratio,
-    time_verdicts,
-    trimmed,
-)
+from esbench.gate.decision import MEAN, open_names, replicate_log_ratio, time_verdicts, trimmed
 from esbench.gate.gate import Gate
 from esbench.gate.records import Opening, Settings, Verdict
+from esbench.gate.worker_process import WorkerError
 from esbench.report.formats import write
-from esbench.report.formats.markdown import image, join, table
+from esbench.report.formats.markdown import join, table
 from esbench.schema import Strict
 from esbench.studies import newest_files, percent
 from esbench.text import escape, pluralize
@@ -36,8 +31,10 @@ from esbench.units import ABSENT, format_number
 
 FOLDER = "gate"
 """The folder of a device's results that holds its studies of the gate."""
-PAGE, PICTURE = "gate.md", "gate-power"
-SCHEMA = 3
+PAGE = "gate.md"
+SCHEMA = 4
+PROCESSES, REPLICATES = 8, 36
+"""The processes of a study, and the replicates of a cell in each; a gate makes at most 36 in one."""
 SEED = 20261128
 NOTHING, ONE_CELL, ALL_CELLS = "nothing", "one cell", "all cells, by the mean"
 PLANTED = (
@@ -50,8 +47,6 @@ MAX_ALARM_RATE = 0.01
 """Goal: the share of unchanged suites with an alarm."""
 MIN_POWER = {(ONE_CELL, 0.02): 0.8, (ONE_CELL, 0.03): 0.95, (ALL_CELLS, 0.01): 0.95}
 """Goal: the share of suites in which a slowdown is found."""
-MIN_SHARE = 0.8
-"""The title of the plot names the smallest slowdown that at least this share of suites finds."""
 
 
 class CellLogs(Strict, frozen=True):
@@ -76,15 +71,10 @@ class Result(Strict, frozen=True, kw_only=True):
     kind: str
     slower: float
     suites: int
-    found: int
-    others: int
-    inconclusive: int
-    replicates: float
-
-    @property
-    def share(self) -> float:
-        """The share of suites in which something was found."""
-        return self.found / self.suites
+    found: int = 0
+    others: int = 0
+    inconclusive: int = 0
+    replicates: float = 0.0
 
 
 class GateStudy(Strict, frozen=True, kw_only=True):
@@ -98,12 +88,11 @@ class GateStudy(Strict, frozen=True, kw_only=True):
     results: tuple[Result, ...]
 
 
-def measure(gate: Gate, processes: int, replicates: int, results: Path) -> Path:
+def measure(gate: Gate, results: Path, processes: int = PROCESSES, replicates: int = REPLICATES) -> Path:
     """Measure replicates of all timed cells in each process, draw suites, and return the file of the study.
 
     Raises:
-        UserError: the revision cannot be measured at all, or none of its cells can.
-        WorkerError: a worker died, hangs or sent an invalid message.
+        UserError: the revision cannot be measured, or none of its cells can.
     """
     opening, settings = gate.survey(), gate.settings
     names = [cell.name for cell in gate.evidence.timed_cells()]
@@ -112,9 +101,12 @@ def measure(gate: Gate, processes: int, replicates: int, results: Path) -> Path:
     start_s = time.monotonic()
     log_ratios: dict[str, list[list[float]]] = {name: [[] for _ in range(processes)] for name in names}
     gate.settings = msgspec.structs.replace(settings, processes=processes)
-    for replicate in gate.replicates(0, processes * replicates, names):
-        # Five digits, for a small file.
-        log_ratios[replicate.cell][replicate.process].append(round(replicate_log_ratio(replicate), 5))
+    try:
+        for replicate in gate.replicates(0, processes * replicates, names):
+            # Five digits, for a small file.
+            log_ratios[replicate.cell][replicate.process].append(round(replicate_log_ratio(replicate), 5))
+    except WorkerError as error:
+        raise UserError(str(error)) from error
     cells = tuple(CellLogs(name, tuple(map(tuple, by_process))) for name, by_process in log_ratios.items())
     study = GateStudy(
         schema=SCHEMA,
@@ -215,7 +207,7 @@ def decide_suites(
 
 
 def render(results: Path, out: Path) -> list[Path]:
-    """Write ``<out>/gate.md`` and its plots from the newest study of each device; nothing without a study.
+    """Write ``<out>/gate.md`` from the newest study of each device; nothing without a study.
 
     Raises:
         UserError: a study cannot be read.
@@ -226,9 +218,7 @@ def render(results: Path, out: Path) -> list[Path]:
         )
         for path in newest_files(results, FOLDER)
     ]
-    if not studies:
-        return []
-    return [write(out / PAGE, page(studies, out)), *(_picture_path(study, out) for study in studies)]
+    return [write(out / PAGE, page(studies))] if studies else []
 
 
 _INTRODUCTION = f"""\
@@ -253,12 +243,12 @@ _SHARES = (
 )
 
 
-def page(studies: Sequence[GateStudy], out: Path) -> str:
-    """Return the page as Markdown; its plots are written to ``out``."""
+def page(studies: Sequence[GateStudy]) -> str:
+    """Return the page as Markdown."""
     parts = ["# False alarms and power of the gate", _INTRODUCTION]
     for study in studies:
         parts += [f"## {escape(study.opening.environment.device_name)}", _origin(study)]
-        parts += [_picture(study, out), "### Power", _power_table(study.results), _POWER]
+        parts += ["### Power", _power_table(study.results), _POWER]
         parts += ["### Shares of the variance", _shares_table(study), _SHARES]
     return join(parts)
 
@@ -278,59 +268,26 @@ def _origin(study: GateStudy) -> str:
     )
 
 
-def _picture(study: GateStudy, out: Path) -> str:
-    """Draw the power; return the image as Markdown."""
-    from esbench.report.plots.gate_power import gate_power  # noqa: PLC0415  # matplotlib is slow to import
-
-    points: dict[str, list[tuple[float, int, int]]] = {}
-    for result in study.results:
-        if result.slower:
-            points.setdefault(result.kind, []).append((result.slower, result.found, result.suites))
-    reliable = (result for result in study.results if result.kind == ONE_CELL and result.share >= MIN_SHARE)
-    smallest = next(reliable, None)
-    finding = (
-        f"The gate finds a {100 * smallest.slower:.3g} % slowdown of one cell in "
-        f"{100 * smallest.share:.3g} % of suites"
-        if smallest
-        else "The gate finds no slowdown of a single cell reliably"
-    )
-    unchanged = study.results[0]
-    alarm = f"a false alarm in {unchanged.found} of" if unchanged.found else "no false alarm in"
-    title = f"{finding} and raises {alarm} {unchanged.suites:,} unchanged suites"
-    here = study.opening.environment
-    goals = {slower: share for (kind, slower), share in MIN_POWER.items() if kind == ONE_CELL}
-    figure = gate_power(points, goals, title, f"{here.device_name}, study {study.opening.gate_id}")
-    return image(figure.write(_picture_path(study, out)).name, title)
-
-
-def _picture_path(study: GateStudy, out: Path) -> Path:
-    return out / f"{PICTURE}-{study.opening.environment.slug}.svg"
-
-
 def _power_table(results: Sequence[Result]) -> str:
     rows = []
     for result in results:
-        least = MIN_POWER.get((result.kind, result.slower))
         ends = stats.binomtest(result.found, result.suites).proportion_ci()
-        goal = "" if least is None else f"at least {percent(least)}"
+        least = MIN_POWER.get((result.kind, result.slower))
+        goal = f"at least {percent(least)}" if least else ""
         rows.append(
-            (
-                result.kind,
-                percent(result.slower),
-                result.suites,
-                percent(result.share),
-                f"{percent(ends.low)} to {percent(ends.high)}",
-                f"at most {percent(MAX_ALARM_RATE)}" if result.kind == NOTHING else goal,
-                ABSENT if result.kind == ALL_CELLS else result.others,
-                result.inconclusive,
-                format_number(result.replicates),
-            )
+            {
+                "slower": result.kind,
+                "by": percent(result.slower),
+                "suites": result.suites,
+                "found in": percent(result.found / result.suites),
+                "95 % interval": f"{percent(ends.low)} to {percent(ends.high)}",
+                "goal": f"at most {percent(MAX_ALARM_RATE)}" if result.kind == NOTHING else goal,
+                "another cell fails": ABSENT if result.kind == ALL_CELLS else result.others,
+                "inconclusive": result.inconclusive,
+                "replicates per suite": format_number(result.replicates),
+            }
         )
-    header = (
-        *("slower", "by", "suites", "found in", "95 % interval", "goal", "another cell fails"),
-        *("inconclusive", "replicates per suite"),
-    )
-    return table(header, rows)
+    return table([*rows[0]], [[*row.values()] for row in rows])
 
 
 def _shares_table(study: GateStudy) -> str:

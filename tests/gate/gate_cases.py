@@ -19,6 +19,7 @@ from esbench.gate.records import (
     Opening,
     Revision,
     Settings,
+    Status,
     Surveyed,
     Verdict,
 )
@@ -62,14 +63,14 @@ def surveys(cells: Iterable[Cell] = CELLS) -> list[Surveyed]:
 def evidence(
     shares: Shares | None = None,
     *,
-    looks: Mapping[str, int] | None = None,
+    looks: int = 9,
     noise: float = QUIET,
     rows: Sequence[Surveyed] | None = None,
     controls: Shares = CONTROLS,
 ) -> Evidence:
-    """Return the evidence of a whole gate: three cells without an effect, except for the given slowdowns.
+    """Return the evidence of a whole gate, or of its first looks.
 
-    Every cell and control has all looks, unless ``looks`` has another number for its name.
+    Cells have no effect, except for the given slowdowns.
     """
     rows = surveys() if rows is None else rows
     timed = [*dict.fromkeys(row.cell for row in rows)]
@@ -77,33 +78,24 @@ def evidence(
     measured = {name: (share, noise) for name, share in shares.items()}
     measured |= {name: (share, QUIET) for name, share in controls.items()}
     log_ratios = {
-        name: [spread(share, count, width) for count in SETTINGS.new_replicates][: (looks or {}).get(name, 9)]
+        name: [spread(share, count, width) for count in SETTINGS.new_replicates][:looks]
         for name, (share, width) in measured.items()
     }
     return Evidence(list(rows), timed, log_ratios)
 
 
-def opening() -> Opening:
-    """Return the first line of a gate on an invented machine."""
-    return Opening(
+def decided(measured: Evidence, *invalid: str, settings: Settings = SETTINGS) -> Decision:
+    """Return the decision on the evidence, measured on an invented machine."""
+    opening = Opening(
         schema=SCHEMA,
         gate_id="20260101T000000Z-gate-0001",
         started="2026-01-01T00:00:00+00:00",
         seed=0,
         suite="gate",
-        revisions={
-            "base": Revision(asked="main", commit="b" * 40),
-            "head": Revision(asked="HEAD", commit="a" * 40),
-        },
+        revisions={"base": Revision("main", "b" * 40), "head": Revision("HEAD", "a" * 40)},
         environment=synthetic.environment(),
-        code={"base": {"impls": "1"}, "head": {"impls": "2"}},
-        harness="3",
     )
-
-
-def decided(measured: Evidence, *invalid: str, settings: Settings = SETTINGS) -> Decision:
-    """Return the decision on the evidence."""
-    return decide(opening(), measured, settings, wall_s=12.0, invalid=invalid)
+    return decide(opening, measured, settings, wall_s=12.0, invalid=invalid)
 
 
 def decision(*verdicts: Verdict, **fields: Any) -> Decision:
@@ -112,16 +104,6 @@ def decision(*verdicts: Verdict, **fields: Any) -> Decision:
     return msgspec.structs.replace(decided(Evidence()), **changed)
 
 
-def bounds(effect: float, half: float = 0.001, mde: float = 0.008, count: int = 10) -> Bounds:
-    """Return bounds at the same distance on both sides of an effect."""
-    return Bounds(effect=effect, low=effect - half, high=effect + half, mde=mde, p=0.001, replicates=count)
-
-
-def fail(name: str, effect: float = 0.02) -> Verdict:
-    """Return the verdict of a slower cell."""
-    return Verdict(cell=name, metric="latency_ns", status="FAIL", code="slower", bounds=bounds(effect))
-
-
-def no_sign(name: str, effect: float = 0.0) -> Verdict:
-    """Return the verdict of a cell that is not slower."""
-    return Verdict(cell=name, metric="latency_ns", status="PASS", code="no-sign", bounds=bounds(effect))
+def timed(name: str, effect: float, half: float = 0.001, status: Status = "PASS") -> Verdict:
+    """Return the verdict on the time of a cell, with bounds at the same distance on both sides."""
+    return Verdict(name, "latency_ns", status, Bounds(effect, effect - half, effect + half, 0.001, 10))

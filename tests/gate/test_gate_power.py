@@ -1,6 +1,5 @@
 """The study of the gate: its stored data, its drawn suites and its page."""
 
-import re
 from pathlib import Path
 
 import msgspec
@@ -9,7 +8,6 @@ import pytest
 
 from esbench.errors import UserError
 from esbench.gate.records import Settings
-from esbench.report.plots.style import FAMILIES
 from esbench.studies import gate_power, newest_files
 from esbench.studies.gate_power import ALL_CELLS, NOTHING, ONE_CELL, CellLogs, GateStudy
 from tests.gate.fake_worker import NAMES, fake_gate
@@ -19,7 +17,7 @@ SETTINGS = Settings()
 
 def study(results: Path, fault: str = "none") -> GateStudy:
     """Measure a study of four cells on fake workers; store it and read it back."""
-    path = gate_power.measure(fake_gate(results, fault), 3, 8, results)
+    path = gate_power.measure(fake_gate(results, fault), results, 3, 8)
     assert newest_files(results, gate_power.FOLDER) == [path]
     return msgspec.json.decode(path.read_bytes(), type=GateStudy)
 
@@ -42,10 +40,10 @@ def test_drawn_suites_find_planted_slowdowns_and_nothing_else() -> None:
     results = [
         gate_power.judge_suites(quiet, SETTINGS, ONE_CELL, slower, 30) for slower in (0.005, 0.02, 0.05)
     ]
-    assert results[0].share < 0.2
-    assert 0.7 < results[1].share <= results[2].share == 1
+    assert results[0].found < 6
+    assert 20 < results[1].found <= results[2].found == 30
     assert all(result.others == 0 for result in results)
-    assert gate_power.judge_suites(quiet, SETTINGS, ALL_CELLS, 0.015, 30).share == 1
+    assert gate_power.judge_suites(quiet, SETTINGS, ALL_CELLS, 0.015, 30).found == 30
     unclear = gate_power.judge_suites(noisy, SETTINGS, NOTHING, 0.0, 20)
     assert (unclear.inconclusive, unclear.found) == (20, 0)
 
@@ -59,7 +57,7 @@ def test_the_variance_is_split_between_set_ups_and_processes() -> None:
 
 
 def test_a_page_has_the_results_of_the_newest_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A study stores the log ratios of all replicates; its page and plot show its results.
+    """A study stores the log ratios of all replicates; its page shows its results.
 
     A study without cells, or a file of another kind, is reported.
     """
@@ -69,12 +67,9 @@ def test_a_page_has_the_results_of_the_newest_study(tmp_path: Path, monkeypatch:
     measured = study(tmp_path)
     assert [row.name.split("Linear")[0] for row in measured.cells] == [*NAMES]
     assert {(len(row.log_ratios), *map(len, row.log_ratios)) for row in measured.cells} == {(3, 8, 8, 8)}
-    path, picture = gate_power.render(tmp_path, tmp_path / "out")
-    drawn = picture.read_text()
-    assert re.search(r"The gate finds .* and raises no false alarm in 60 unchanged suites", drawn)
-    assert FAMILIES["low rank"].color.lower() in drawn  # the palette of all plots
+    (path,) = gate_power.render(tmp_path, tmp_path / "out")
     text = path.read_text(encoding="utf-8")
-    assert text == gate_power.page([measured], tmp_path)
+    assert text == gate_power.page([measured])
     rows = [[cell.strip() for cell in line.split("|")[1:8]] for line in text.splitlines() if "|" in line]
     assert ["nothing", "0 %", "60", "0 %", "0 % to 5.96 %", "at most 1.00 %", "0"] in rows
     assert ["one cell", "5.00 %", "20", "100 %"] in [row[:4] for row in rows]

@@ -9,68 +9,61 @@ from hypothesis import strategies as st
 from esbench.gate import report
 from esbench.gate.decision import MEAN
 from esbench.gate.records import Decision, Verdict
-from tests.gate.gate_cases import ABLE, BAKER, DOG, bounds, decision, fail, no_sign
+from tests.gate.gate_cases import ABLE, BAKER, DOG, decision, timed
 
-SLOWER = msgspec.structs.replace(fail(BAKER.name), bounds=bounds(0.0213, 0.004, 0.0085))
-HEAVIER = Verdict(
-    cell=BAKER.name, metric="peak_bytes", status="FAIL", code="more-bytes", base=1000.0, head=1001.0
-)
-ACCEPTED = Verdict(
-    cell=BAKER.name,
-    metric="launches",
-    status="FAIL",
-    code="more-launches",
-    base=7.0,
-    head=8.0,
-    accepted="two",
-)
-GONE = Verdict(cell=ABLE.name, metric="row", status="FAIL", code="missing", reason="no variant AbleLinear")
-NOISY = msgspec.structs.replace(
-    no_sign(DOG.name), status="INCONCLUSIVE", code="noisy", bounds=bounds(-0.01, 0.09, 0.12, 3)
-)
-FINE = msgspec.structs.replace(no_sign(ABLE.name), bounds=bounds(0.0004, 0.001, 0.0031, 3))
-WHOLE = msgspec.structs.replace(no_sign(MEAN), code="not-confirmed", bounds=bounds(0.004, 0.001, 0.0071))
-CONTROL = fail("control: 2 % more work | host")
+SLOWER = timed(BAKER.name, 0.0213, 0.004, "FAIL")
+HEAVIER = Verdict(BAKER.name, "peak_bytes", "FAIL", base=1000.0, head=1001.0)
+ACCEPTED = Verdict(BAKER.name, "launches", "FAIL", base=7.0, head=8.0, accepted="two")
+GONE = Verdict(ABLE.name, "row", "FAIL", reason="missing: no variant AbleLinear")
+NOISY = timed(DOG.name, -0.01, 0.09, "INCONCLUSIVE")
+FINE = timed(ABLE.name, 0.0004)
+WHOLE = timed(MEAN, 0.004)
+CONTROL = timed("control: 2 % more work | host", 0.02, status="FAIL")
 RED = decision(FINE, SLOWER, HEAVIER, ACCEPTED, GONE, NOISY, mean=WHOLE, controls=(CONTROL,), exit_code=1)
 GREEN = decision(FINE, mean=WHOLE, controls=(CONTROL,))
 INVALID = decision(FINE, SLOWER, mean=WHOLE, invalid=("the worker of head ended",), exit_code=3)
 
 
 def test_a_decision_is_shown_with_the_worst_first() -> None:
-    """The terminal leaves out cells without a sign; Markdown has all rows, folded, and the machine."""
+    """The terminal leaves out cells whose time passes; Markdown has all rows, folded, and the machine."""
     text, page = report.text(RED), report.markdown(GREEN)
     header, _, *rows = [re.split(r" {2,}", line) for line in text.partition("\n\n")[0].splitlines()]
     assert [word for word in header if word] == [*filter(None, report.HEADINGS)]
-    assert [row[1] for row in rows] == [
-        *("more-bytes", "missing", "slower", "more-launches", "noisy", "not-confirmed")
-    ]
-    assert rows[0][3:] == ["peak_bytes", "1.00 kB to 1.00 kB (+1.00 B)"]
-    assert rows[2] == ["FAIL", "slower", BAKER.name, "time", "+2.13 %", "+1.73 %", "+2.53 %", "0.85 %", "10"]
-    assert rows[3][3:] == ["launches", "7 to 8 (+1)", "accepted: two"]
-    assert rows[4][0] == "INCONCLUSIVE"
+    assert [row[2] for row in rows] == ["peak_bytes", "row", "time", "launches", "time", "time"]
+    assert rows[0][2:] == ["peak_bytes", "1.00 kB to 1.00 kB (+1.00 B)"]
+    assert rows[1][2:] == ["row", "missing: no variant AbleLinear"]
+    assert rows[2] == ["FAIL", BAKER.name, "time", "+2.13 %", "+1.73 %", "+2.53 %", "10"]
+    assert rows[3][2:] == ["launches", "7 to 8 (+1)", "accepted: two"]
+    assert [row[0] for row in rows[4:]] == ["INCONCLUSIVE", "PASS"]
     assert text.endswith(
-        "\n\nFAIL: aaaaaaaaaaaa against bbbbbbbbbbbb: 4 FAIL, 1 INCONCLUSIVE, 2 PASS, 1 of these accepted, "
-        "median detectable slowdown 0.85 %\n"
+        "\n\nFAIL: aaaaaaaaaaaa against bbbbbbbbbbbb: 4 FAIL, 1 INCONCLUSIVE, 2 PASS, 1 of these accepted\n"
     )
-    assert page.startswith("### esbench gate: PASS: aaaaaaaaaaaa against bbbbbbbbbbbb: 2 PASS, median")
+    assert page.startswith("### esbench gate: PASS: aaaaaaaaaaaa against bbbbbbbbbbbb: 2 PASS\n")
     shown, _, folded = page.partition("<details><summary>all 3 rows</summary>")
-    assert [shown.count(word) for word in ("not-confirmed", "no-sign", "| found")] == [1, 0, 0]
+    assert [shown.count(word) for word in ("geometric mean", ABLE.name, "| slower |")] == [1, 0, 0]
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:3]] for line in folded.splitlines()]
-    assert [pair for pair in cells if len(pair) == 2][2:] == [  # after the header
-        ["PASS", "not-confirmed"],
-        ["PASS", "no-sign"],
-        ["", "found"],
-    ]
+    assert [pair[0] for pair in cells if len(pair) == 2][2:] == ["PASS", "PASS", "slower"]  # after the header
     assert "On Test CPU, 2 threads, torch 2.13.0; suite gate, seed 0, 12 s; " in folded
+
+
+def test_github_shows_failures_that_are_not_accepted() -> None:
+    """Each is one command, in which a percent sign is escaped."""
+    lines = report.annotations(RED).splitlines()
+    assert [line.count(": time: +2.13 %25: ") for line in lines] == [0, 0, 1]
+    assert all(line.startswith("::error title=esbench gate::FAIL: ") for line in lines)
+    assert report.annotations(INVALID).startswith(
+        "::error title=esbench gate::INVALID: the worker of head ended\n"
+    )
+    assert report.annotations(GREEN) == ""
 
 
 def test_the_headline_is_the_exit_code_in_a_word() -> None:
     """The headline counts verdicts of each kind; for an invalid gate it has the reason and any failure."""
     for verdict, code, word in ((FINE, 0, "PASS"), (SLOWER, 1, "FAIL"), (NOISY, 3, "INCONCLUSIVE")):
         line = report.headline(decision(verdict, exit_code=code))
-        assert line.startswith(f"{word}: aaaaaaaaaaaa against bbbbbbbbbbbb: 1 {word}, median")
+        assert line == f"{word}: aaaaaaaaaaaa against bbbbbbbbbbbb: 1 {word}"
     assert "INVALID: the worker of head ended" in report.text(INVALID)
-    assert "**INVALID**: the worker of head ended" in report.markdown(INVALID)
+    assert "**INVALID: the worker of head ended**" in report.markdown(INVALID)
     assert report.headline(INVALID).startswith("INVALID: ")
     assert report.headline(msgspec.structs.replace(INVALID, exit_code=1)).startswith("FAIL: ")
     empty = decision(invalid=("no cell was measured in both arms",), exit_code=3)
@@ -104,8 +97,11 @@ def test_a_hostile_name_stays_a_word(name: str) -> None:
     assert text.count("\n") == report.text(RED).count("\n") + 2
     assert all(line.isprintable() for line in lines)
     assert not any(line.lstrip().startswith("::") for line in lines)
+    for line in report.annotations(hostile(name)).splitlines():
+        assert line.startswith("::error title=esbench gate::")
+        assert line.isprintable()
     for line in page.splitlines():
         if line.startswith("| "):
-            assert line.replace("\\\\", "").replace("\\|", "").count("|") == 11
+            assert line.replace("\\\\", "").replace("\\|", "").count("|") == 9
     assert page.count("<details>") == page.count("</details>") == 1
     assert "<script" not in page.replace("\\<", "")

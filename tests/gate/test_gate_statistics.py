@@ -40,11 +40,11 @@ def visits(draw: st.DrawFn) -> tuple[Visits, Visits]:
 
 @given(visits(), st.floats(0.01, 100.0))
 def test_a_replicate_is_the_trimmed_mean_of_its_rounds(arms: tuple[Visits, Visits], factor: float) -> None:
-    """A round is log(geometric mean of head / that of base) of minima; a factor on both arms cancels."""
+    """A round is log(geometric mean of head / that of base); a factor on both arms cancels."""
     base, head = arms
     logs = []
     for index in range(0, len(base), 2):
-        b1, b2, h1, h2 = (min(visit) for arm in arms for visit in arm[index : index + 2])
+        b1, b2, h1, h2 = (stats.gmean(visit) for arm in arms for visit in arm[index : index + 2])
         logs.append(math.log(math.sqrt(h1) * math.sqrt(h2) / (math.sqrt(b1) * math.sqrt(b2))))
     dropped = int(ROUND_TRIM * len(logs))
     expected = fmean(sorted(logs)[dropped : len(logs) - dropped])
@@ -101,7 +101,6 @@ def test_bounds_follow_yuens_t(logs: list[float], trim: float, level: float) -> 
         (tested.effect, estimate.mean),
         (tested.low, estimate.mean - t.ppf(1 - level) * error),
         (tested.high, estimate.mean + t.ppf(1 - settings.beta) * error),
-        (tested.mde, math.log1p(0.005) + (t.ppf(1 - level) + t.ppf(settings.power)) * error),
     ):
         assert bound == pytest.approx(math.expm1(min(log, 100)), rel=1e-6, abs=1e-9)
 
@@ -111,11 +110,10 @@ def test_bounds_of_extreme_replicates_are_finite() -> None:
     for log, p in ((0.1, 0.0), (0.006, 0.0), (0.005, 0.0), (math.log1p(0.005), 1.0), (0.0, 1.0), (-1.0, 1.0)):
         tested = bounds(trimmed([log] * 3, 0.2), 3, 0.01, SETTINGS)
         assert (tested.p, tested.low, tested.high) == (p, tested.effect, tested.effect), log
-        assert tested.mde == pytest.approx(0.005)
     widest = math.log(1e18)
     for logs in ([-widest, widest, -widest], [-widest, widest] * 5):
         tested = bounds(trimmed(logs, 0.2), len(logs), 0.01 / 60, SETTINGS)
-        assert all(math.isfinite(value) for value in (tested.low, tested.high, tested.mde, tested.p))
+        assert all(math.isfinite(value) for value in (tested.low, tested.high, tested.p))
 
 
 def test_the_mean_over_cells_adds_their_variances() -> None:
@@ -132,13 +130,13 @@ def test_a_cell_at_the_margin_fails_at_the_level_of_its_test() -> None:
     level, suites = 0.2, 400
 
     def failures(slower: float, *, heavy: bool) -> int:
-        codes = []
+        found = 0
         for _ in range(suites):
             noise = rng.standard_t(3, SETTINGS.looks[-1]) if heavy else rng.normal(0, 1, SETTINGS.looks[-1])
             logs = math.log1p(slower) + 0.03 * noise
             looks = [new.tolist() for new in np.split(logs, SETTINGS.looks[:-1])]
-            codes.append(sequential_test(looks, level, SETTINGS)[0])
-        return codes.count("slower")
+            found += sequential_test(looks, level, SETTINGS)[0] == "FAIL"
+        return found
 
     for heavy in (False, True):
         assert failures(SETTINGS.margin, heavy=heavy) <= level * suites + 3 * math.sqrt(level * suites)

@@ -59,12 +59,13 @@ def test_both_revisions_are_checked_out_side_by_side(top: Path, temporary: Path)
 
     def interrupted() -> None:
         with check_out(top, both(top)) as folders:
-            assert (folders["base"] / "a.txt").read_text(encoding="utf-8") == "one\n"
-            assert (folders["head"] / "a.txt").read_text(encoding="utf-8") == "two\n"
-            assert (folders["base"] / "folder" / "b.txt").exists()
-            assert len(str(folders["base"])) == len(str(folders["head"]))
-            assert folders["base"].parent == folders["head"].parent
-            write(folders["head"], {"a.txt": "changed", "new.txt": "new"})
+            base, head = map(Path, folders.values())
+            assert (base / "a.txt").read_text(encoding="utf-8") == "one\n"
+            assert (head / "a.txt").read_text(encoding="utf-8") == "two\n"
+            assert (base / "folder" / "b.txt").exists()
+            assert len(str(base)) == len(str(head))
+            assert base.parent == head.parent
+            write(head, {"a.txt": "changed", "new.txt": "new"})
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -105,7 +106,7 @@ def test_a_revision_is_any_name_of_a_commit(top: Path, tmp_path: Path) -> None:
 def test_uncommitted_changes_are_refused_if_the_tip_is_tested(top: Path) -> None:
     """The error names the changes, which would not be measured, even if the user hides untracked files.
 
-    Files written by measuring, files that git ignores and the folder of output do not matter.
+    Files written by measuring and files that git ignores do not matter.
     """
     git(top, "config", "status.showUntrackedFiles", "no")
     commit(top, {".gitignore": "*.log\n"})
@@ -123,9 +124,8 @@ def test_uncommitted_changes_are_refused_if_the_tip_is_tested(top: Path) -> None
         assert resolve(top, tip, "head").commit == resolve(top, "HEAD", "base").commit == tip
         git(top, "clean", "--quiet", "--force")
         git(top, "reset", "--quiet", "--hard")
-    write(top, {"results/run.jsonl": "", "reports/gate/gate.json": "", "a.log": "", "mine/gate.json": ""})
-    assert resolve(top, "HEAD", "head", output=top / "mine").commit == tip
-    assert "mine" in refusal(top, "HEAD", "head")
+    write(top, {"results/run.jsonl": "", "reports/gate/gate.json": "", "a.log": ""})
+    assert resolve(top, "HEAD", "head").commit == tip
 
 
 def test_worktree_stands_for_the_files_in_the_folder(
@@ -154,7 +154,7 @@ def test_worktree_stands_for_the_files_in_the_folder(
     (top / "folder" / "b.txt").unlink()
     before = state(top)
     with check_out(top, both(top, "HEAD", "worktree")) as folders:
-        head = folders["head"]
+        head = Path(folders["head"])
         files = {str(path.relative_to(head)) for path in head.rglob("*") if path.is_file()}
         assert files == {"a.txt", *new}
         assert (head / "a.txt").read_text(encoding="utf-8") == "four\n"

@@ -17,8 +17,7 @@ from esbench import registry
 from esbench.errors import UserError
 from esbench.gate import worker_process
 from esbench.gate.loading import Trees
-from esbench.gate.protocol import Begin, Done, Hello, Message, Orders
-from esbench.gate.records import ARMS, MORE, Cell, Replicate, Surveyed, control_name
+from esbench.gate.records import ARMS, MORE, Begin, Cell, End, Hello, Message, Orders, Replicate, Surveyed
 from esbench.gate.worker import CALLS, MAX_ROUNDS, control_work
 from esbench.gate.worker_process import WORKER, WorkerError, WorkerProcess, run_workers
 from esbench.schema import Case, Variant
@@ -63,7 +62,7 @@ def orders(top: Path, **settings: object) -> Orders:
     """Return the orders for a worker."""
     roots = {arm: str(top / arm) for arm in ARMS}
     settings = {"suite": "tiny", "plugins": (FILE,), **settings}
-    return Orders(roots=roots, device="cpu", threads=1, seed=0, **settings)  # type: ignore[arg-type]  # fields of orders
+    return Orders(roots=roots, device="cpu", threads=1, **settings)  # type: ignore[arg-type]  # fields of orders
 
 
 def cell(name: str) -> Cell:
@@ -87,12 +86,8 @@ def test_a_survey_has_a_row_for_each_cell_in_both_arms(tmp_path: Path) -> None:
     package, text = "impls/__init__.py", plugin(*VARIANTS)
     write(tmp_path / "base", {package: text, **another})
     write(tmp_path / "head", {package: text.replace('("Tiny*",)', '("Tiny*", "!TinyDropped")'), **another})
-    hello, *rest = [
-        message for message in messages(tmp_path, plugins=()) if not isinstance(message, Begin | Done)
-    ]
+    _, hello, *rest = messages(tmp_path, plugins=())
     assert isinstance(hello, Hello)
-    assert hello.code["base"].keys() == hello.code["head"].keys() == {"impls"}
-    assert hello.code["base"] != hello.code["head"]
     rows = {(row.cell.variant.scheme, row.arm): row for row in rest if isinstance(row, Surveyed)}
     assert len(rows) == 2 * len(hello.cells)
     assert rows["TinyPlain", "base"].figures == rows["TinyPlain", "head"].figures
@@ -133,16 +128,17 @@ def test_replicates_are_timed_in_rounds_of_new_set_ups(tmp_path: Path) -> None:
     for arm in ARMS:
         text = plugin(lookup, late, VARIANTS[-1])
         write(tmp_path / arm, {FILE: text, "late.py": f"ARM = '/{arm}/'"})
-    names = {cell("TinyLookup").name, cell("TinyLate").name, control_name(MORE, "host")}
-    *received, done = messages(
+    control = f"{MORE} | host"
+    names = {cell("TinyLookup").name, cell("TinyLate").name, control}
+    *received, end = messages(
         tmp_path,
         cells=(cell("TinyLookup"), cell("TinyLate")),
-        controls={control_name(MORE, "host"): 0.02},
+        controls={control: 0.02},
         replicates=2,
         look=1,
         process=3,
     )
-    assert done == Done()
+    assert end == End()
     replicates = [message for message in received if isinstance(message, Replicate)]
     assert sorted(replicate.cell for replicate in replicates) == sorted([*names, *names])
     assert {(replicate.look, replicate.process) for replicate in replicates} == {(1, 3)}
@@ -169,9 +165,10 @@ def test_a_worker_ends_with_its_gate(tmp_path: Path) -> None:
     """The end of the gate's process closes its stdin; that also ends a worker that hangs."""
     for arm in ARMS:
         write(tmp_path / arm, {FILE: "import time; time.sleep(600)"})
-    process = WorkerProcess(orders(tmp_path), tmp_path / "log", WORKER)
+    process = WorkerProcess(orders(tmp_path), tmp_path / "worker", WORKER)
     try:
-        assert isinstance(process.receive(), Begin)
+        while not [*process.messages()]:
+            time.sleep(0.05)
         assert process.process.stdin is not None
         process.process.stdin.close()
         assert process.process.wait(30) == 0
@@ -281,10 +278,7 @@ def test_revisions_that_cannot_be_loaded_together_are_refused(
 
 def fake_worker(folder: Path, line: str, workers: int = 1) -> Generator[tuple[int, Message]]:
     """Run processes that run this line instead of a worker."""
-    start = (
-        "import os, sys, time\nfrom multiprocessing.connection import Connection\n"
-        "connection = Connection(int(sys.argv[1]))\nsend = connection.send_bytes\n"
-    )
+    start = "import os, sys, time\nsend = lambda line: open(sys.argv[2], 'ab', 0).write(line + b'\\n')\n"
     return run_workers([orders(folder)] * workers, folder, ("-S", "-c", start + line))
 
 
@@ -314,6 +308,7 @@ def is_gone(process: psutil.Process) -> bool:
     return True
 
 
+REPLICATE = """send(b'{"record":"replicate","look":0,"process":0,"cell":"A","first":[],"base":[[TIME]]}')"""
 BEGIN = """send(b'{"record":"begin","subject":"a check","done":0,"total":1}'); """
 
 
@@ -325,12 +320,11 @@ BEGIN = """send(b'{"record":"begin","subject":"a check","done":0,"total":1}'); "
         ("os._exit(0)", "ended with exit code 0"),
         ("os.write(2, b'\\xff' + b'x' * 1000); sys.exit(1)", f"the last line it printed: {'x' * 300}"),
         ("send(b'hello')", "sent an invalid message: JSON is malformed"),
-        ("""send(b'{"record":"failure","reason":"it broke"}')""", "it broke (during a check)"),
-        (
-            """send(b'{"record":"replicate","look":0,"process":0,"cell":"A","first":[],"base":[[-1]]}')""",
-            "sent an invalid message: Expected `float` > 0",
+        ("""send(b'{"record":"end","failure":"it broke"}')""", "it broke (during a check)"),
+        *(
+            (REPLICATE.replace("TIME", time_of_a_call), f"sent an invalid message: {words}")
+            for time_of_a_call, words in (("-1", "Expected `float` > 0"), ("NaN", "JSON is malformed"))
         ),
-        ("connection.close(); time.sleep(600)", "closed its connection but still runs"),
         (
             "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork(); time.sleep(600)",
             "has sent no message for 0.5 s (during a check)",
@@ -342,7 +336,7 @@ def test_a_process_that_is_not_a_worker_is_an_error_and_is_killed(
 ) -> None:
     """Such a process may die, send an invalid message, hang, ignore signals or start other processes."""
     monkeypatch.setattr(worker_process, "SILENCE_S", 5.0 if "sleep" not in line else 0.5)
-    monkeypatch.setattr(worker_process, "END_S", 0.5)
+    monkeypatch.setattr(worker_process, "POLL_S", 0.01)
     assert words in error_of(tmp_path, BEGIN + line)
 
 
