@@ -216,7 +216,7 @@ class Settings(Strict, frozen=True):
 
     margin: float = 0.005
     indifferent: float = 0.01
-    looks: tuple[int, ...] = (24, 72, 216)
+    looks: tuple[int, ...] = (36, 108, 216)
     processes: int = 4
     alpha: float = 0.01
     beta: float = 0.01

@@ -34,7 +34,7 @@ FOLDER = "gate"
 PAGE = "gate.md"
 SCHEMA = 4
 PROCESSES, REPLICATES = 8, 36
-"""The processes of a study, and the replicates of a cell in each; a gate makes at most 36 in one."""
+"""The processes of a study, and the replicates of a cell in each; a gate makes at most 27 in one."""
 SEED = 20261128
 NOTHING, ONE_CELL, ALL_CELLS = "nothing", "one cell", "all cells, by the mean"
 PLANTED = (

@@ -84,7 +84,7 @@ def replicate(rng: random.Random, fault: str, orders: Orders, name: str) -> Repl
     """Return a replicate; its head is slower if that is the fault."""
     control, _ = split_method(name)
     is_victim = name.startswith(VICTIM)
-    slowdown = {"slower": 0.02 * is_victim, "everywhere": 0.012}.get(fault, 0.0)
+    slowdown = {"slower": 0.02 * is_victim, "unclear": 0.01 * is_victim, "everywhere": 0.012}.get(fault, 0.0)
     if control in {SAME, MORE}:
         is_seen = control == MORE and fault != "deaf"
         slowdown = 0.02 * is_seen + {"biased": 0.03, "fast": -0.03}.get(fault, 0.0) * (control == SAME)
