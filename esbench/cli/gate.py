@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from esbench.gate.records import Arm, Revision
 
 DECISION, SUMMARY = "gate.json", "summary.md"
-Threads = Annotated[
-    int,
-    typer.Option(help="Threads of each worker on a CPU; 1 is least sensitive to load.", metavar="N", min=1),
-]
 
 
 @app.command()
@@ -40,7 +36,6 @@ def gate(
     ] = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     variants: Variants = None,
-    threads: Threads = 1,
     margin: Annotated[
         float,
         typer.Option(
@@ -76,7 +71,7 @@ def gate(
         raise UserError(
             f"nothing to compare: {head} is the merge base with the main branch: name another with --base"
         )
-    with prepared(top, {"base": compared, "head": tested}, device, suite, variants, plugin, threads) as run:
+    with prepared(top, {"base": compared, "head": tested}, device, suite, variants, plugin) as run:
         run.settings = Settings(margin=margin)
         accepted = waivers.read(Path(run.orders.roots["head"]), dt.datetime.now(dt.UTC).date())
         note(f"gate: {head} against {base or 'the merge base'} on {run.environment.device_name}")
@@ -100,10 +95,6 @@ def gate(
 @app.command("gate-study")
 def gate_study(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    suite: Annotated[str, typer.Option(help="Suite to measure; by default that of the gate.")] = "",
-    variants: Variants = None,
-    plugin: Plugins = None,
-    threads: Threads = 1,
     results: Results = Path("results"),
     reports: Annotated[Path, typer.Option(help="Folder to write the page to.")] = REPORTS,
 ) -> None:
@@ -119,7 +110,7 @@ def gate_study(
 
     top = repository(Path())
     tested = resolve(top, "HEAD", "head")
-    with prepared(top, {"base": tested, "head": tested}, device, suite, variants, plugin, threads) as run:
+    with prepared(top, {"base": tested, "head": tested}, device) as run:
         path = gate_power.measure(run, results)
     note(f"stored in {path}")
     for written in gate_power.render(results, reports):
@@ -127,14 +118,13 @@ def gate_study(
 
 
 @contextmanager
-def prepared(  # one parameter per command-line option
+def prepared(
     top: Path,
     revisions: "dict[Arm, Revision]",
     device: str,
-    suite: str,
-    variants: Sequence[str] | None,
-    plugins: Sequence[str] | None,
-    threads: int,
+    suite: str = "",
+    variants: Sequence[str] | None = None,
+    plugins: Sequence[str] | None = None,
 ) -> "Iterator[Gate]":
     """Lock the device, check the revisions out, and yield the gate; delete their files afterwards."""
     from esbench.gate.gate import Gate
@@ -146,9 +136,6 @@ def prepared(  # one parameter per command-line option
 
     device_type = resolve_device(device)
     suite = suite or ("gate_cuda" if device_type == "cuda" else "gate")
-    for name in plugins or ():  # a relative path is that of a file in each revision
-        if Path(name).is_absolute() and not Path(name).is_file():
-            raise UserError(f"--plugin {name}: no such file")
     with (
         _interruptible(),
         lock_device(device_type, f"gate of suite {suite}", note),
@@ -160,12 +147,11 @@ def prepared(  # one parameter per command-line option
         orders = Orders(
             roots=folders,
             device=device_type,
-            threads=threads,
             suite=suite,
             variants=tuple(variants or ()),
-            plugins=tuple(_relative_to_top(name, top) for name in plugins or ()),
+            plugins=tuple(plugins or ()),
         )
-        cores = _cores() if device_type == "cpu" and threads == 1 else (None,)
+        cores = _cores() if device_type == "cpu" else (None,)
         yield Gate(orders, revisions, machine, cores=cores, progress=progress)
 
 
@@ -189,13 +175,6 @@ def _interruptible() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-def _relative_to_top(plugin: str, top: Path) -> str:
-    """Return a plug-in's file in the repository relative to its top folder; any other plug-in unchanged."""
-    path = Path(plugin).resolve()
-    is_inside = plugin.endswith(".py") and path.is_file() and path.is_relative_to(top.resolve())
-    return str(path.relative_to(top.resolve())) if is_inside else plugin
 
 
 def _cores() -> tuple[int | None, ...]:

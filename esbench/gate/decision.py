@@ -280,9 +280,8 @@ def time_verdicts(log_ratios: Mapping[str, Looks], settings: Settings) -> tuple[
     ]
     first_look = [trimmed(looks[0], settings.trim) for looks in cells.values()]
     tested = bounds(mean_over_cells(first_look), settings.looks[0], level, settings)
-    status: Status = (
-        "FAIL" if tested.p <= level else "PASS" if tested.high <= settings.worst else "INCONCLUSIVE"
-    )
+    is_noisy = tested.high > settings.worst
+    status: Status = "FAIL" if tested.p <= level else "INCONCLUSIVE" if is_noisy else "PASS"
     return verdicts, _time_verdict(MEAN, status, tested)
 
 

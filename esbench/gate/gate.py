@@ -30,9 +30,8 @@ from esbench.gate.records import (
     Revision,
     Settings,
     Surveyed,
-    controls_of,
 )
-from esbench.gate.worker_process import WorkerError, run_workers
+from esbench.gate.worker_process import THREADS, WorkerError, run_workers
 from esbench.progress import Show
 from esbench.schema import Environment
 from esbench.store import new_run_id
@@ -122,12 +121,11 @@ class Gate:
             seed=orders.seed,
             suite=orders.suite,
             revisions=dict(self.revisions),
-            environment=msgspec.structs.replace(self.environment, threads=orders.threads),
+            environment=msgspec.structs.replace(self.environment, threads=THREADS),
         )
 
     def replicates(self, look: int, count: int, names: Collection[str]) -> Iterator[Replicate]:
         """Yield ``count`` replicates of each of these cells and controls, from fresh processes."""
-        timed = self.evidence.timed_cells()
         processes = min(self.settings.processes, count)
         orders = [
             msgspec.structs.replace(
@@ -135,8 +133,7 @@ class Gate:
                 look=look,
                 process=number,
                 core=self.cores[number % len(self.cores)],
-                cells=tuple(cell for cell in timed if cell.name in names),
-                controls={name: more for name, more in controls_of(timed).items() if name in names},
+                names=tuple(names),
                 replicates=len(range(number, count, processes)),
             )
             for number in range(processes)

@@ -66,7 +66,6 @@ class Orders(Strict, frozen=True, kw_only=True):
 
     Attributes:
         roots: the folder with the files of each arm; their packages of variants take precedence.
-        threads: CPU threads of torch.
         core: the CPU core of the worker; None for any.
         seed: seed of weights, inputs and noise.
         variants: globs over variants; empty for those of the suite.
@@ -74,14 +73,12 @@ class Orders(Strict, frozen=True, kw_only=True):
         look: the look for which replicates are measured.
         process: the number of this worker among those of the survey or the look, from 0.
         processes: how many there are; in a survey each checks its share of the variants.
-        cells: the cells to time; empty for a survey.
-        controls: control -> additional work in head, as a share; timed with the cells.
-        replicates: replicates of each cell and control in this worker.
+        names: the names of the cells and controls to time; empty for a survey.
+        replicates: replicates of each of them in this worker.
     """
 
     roots: dict[Arm, str]
     device: Literal["cpu", "cuda"]
-    threads: int
     core: int | None = None
     seed: int = 0
     suite: str
@@ -90,8 +87,7 @@ class Orders(Strict, frozen=True, kw_only=True):
     look: int = 0
     process: int = 0
     processes: int = 1
-    cells: tuple[Cell, ...] = ()
-    controls: Mapping[str, float] = msgspec.field(default_factory=dict)
+    names: tuple[str, ...] = ()
     replicates: int = 0
 
 

@@ -32,8 +32,10 @@ from esbench.gate.records import (
     Orders,
     Replicate,
     Surveyed,
+    controls_of,
     split_method,
 )
+from esbench.gate.worker_process import THREADS
 from esbench.measure import validation
 from esbench.measure.case_runner import free_memory, missing_phases
 from esbench.measure.failure import classify
@@ -202,18 +204,19 @@ class Worker:
         """Send replicates of all cells and controls: each is set up anew, in random order."""
         orders = self.orders
         rng = random.Random(f"{orders.seed} {orders.look} {orders.process}")  # noqa: S311  # an order, not a secret
-        set_ups: dict[str, tuple[SetUp, str, str]] = {
-            cell.name: (partial(self._set_up, cell), cell.method, cell.case.dtype) for cell in orders.cells
+        self.trees.activate("head")
+        _, timed = self._cells()
+        set_ups: dict[str, tuple[SetUp, str]] = {
+            cell.name: (partial(self._set_up, cell), cell.case.dtype) for cell in timed
         }
-        for name, more in orders.controls.items():
-            _, method = split_method(name)
-            set_ups[name] = (partial(self._set_up_control, more), method, "float32")
+        for name, more in controls_of(timed).items():
+            set_ups[name] = (partial(self._set_up_control, more), "float32")
         gc.collect()
         gc.freeze()  # later collections skip what is loaded by now
         for number in range(orders.replicates):
-            for index, name in enumerate(rng.sample([*set_ups], len(set_ups))):
-                done = number * len(set_ups) + index
-                self.send(Begin(f"the timing of {name}", done, orders.replicates * len(set_ups)))
+            for index, name in enumerate(rng.sample(orders.names, len(orders.names))):
+                done = number * len(orders.names) + index
+                self.send(Begin(f"the timing of {name}", done, orders.replicates * len(orders.names)))
                 self.send(self._replicate(name, *set_ups[name], rng))
                 if orders.device == "cuda":
                     free_memory()
@@ -228,9 +231,9 @@ class Worker:
         units = CONTROL_UNITS * (1 + more * (arm == "head"))
         return control_work(round(units), self.orders.device), ()
 
-    def _replicate(self, name: str, set_up: SetUp, method: str, dtype: str, rng: random.Random) -> Replicate:
+    def _replicate(self, name: str, set_up: SetUp, dtype: str, rng: random.Random) -> Replicate:
         """Set a cell or control up in both arms, and time it in rounds, each ABBA or BAAB at random."""
-        clock = next(clock for clock in self.tools.clocks if clock.method == method)
+        clock = next(clock for clock in self.tools.clocks if clock.method == split_method(name)[1])
         order = rng.sample(ARMS, 2)
         calls: dict[Arm, Callable[[int], tuple[float, ...]]] = {}
         padding: list[object] = []  # so that a set-up has other addresses than the one before
@@ -279,7 +282,7 @@ def _graphs(*, forget: bool = False) -> int:
 def main(orders: Orders, send: Send) -> None:
     """Load both revisions, and send what the orders ask for; the last message is the end."""
     try:
-        torch.set_num_threads(orders.threads)
+        torch.set_num_threads(THREADS)
         rng = random.Random(f"{orders.seed} {orders.look} {orders.process} order")  # noqa: S311  # no secret
         first, second = rng.sample(ARMS, 2)
         send(Begin(f"the loading of {first}, then {second}", 0, 1))

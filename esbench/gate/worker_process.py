@@ -21,6 +21,8 @@ from esbench.gate.records import Begin, End, Message, Orders
 
 WORKER = ("-P", "-m", "esbench.gate.worker")
 """Arguments of Python; with ``-P`` the current folder is not searched for esbench."""
+THREADS = 1
+"""CPU threads of torch in a worker: more would be more sensitive to other load."""
 SILENCE_S = 300.0
 """Seconds without a message after which a worker is considered hung."""
 POLL_S = 0.2

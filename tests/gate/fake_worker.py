@@ -76,7 +76,7 @@ def timings(fault: str, orders: Orders) -> Generator[Message]:
     if fault == "dies" and orders.look == 0 and orders.process == 1:
         raise WorkerError("the worker ended with signal 9")
     for _ in range(orders.replicates):
-        for name in (*(timed.name for timed in orders.cells), *orders.controls):
+        for name in orders.names:
             yield replicate(rng, fault, orders, name)
 
 
@@ -104,7 +104,7 @@ def replicate(rng: random.Random, fault: str, orders: Orders, name: str) -> Repl
 def fake_gate(folder: Path, fault: str = "none") -> Gate:
     """Return a gate on fake workers, whose revisions would be in a folder."""
     return Gate(
-        orders=Orders(roots={arm: str(folder / arm) for arm in ARMS}, device="cpu", threads=1, suite="gate"),
+        orders=Orders(roots={arm: str(folder / arm) for arm in ARMS}, device="cpu", suite="gate"),
         revisions={arm: Revision(asked=arm, commit="0" * 40) for arm in ARMS},
         environment=synthetic.environment(),
         cores=(None, None),

@@ -54,6 +54,15 @@ VARIANTS = (
         "SEEN.add(x.sum().item())",
         "return x.sum(dim=0)",
     ),
+    variant_with(
+        "TinyCompiled",
+        "sum(self, x)",
+        "def total(x):",
+        "    x = x + 0",
+        "    BREAK",
+        "    return x.sum(dim=0)",
+        "return torch.compile(total, backend='eager')(x)",
+    ),
     "\nKEPT, SEEN = [], set()\n",
 )
 
@@ -62,7 +71,7 @@ def orders(top: Path, **settings: object) -> Orders:
     """Return the orders for a worker."""
     roots = {arm: str(top / arm) for arm in ARMS}
     settings = {"suite": "tiny", "plugins": (FILE,), **settings}
-    return Orders(roots=roots, device="cpu", threads=1, **settings)  # type: ignore[arg-type]  # fields of orders
+    return Orders(roots=roots, device="cpu", **settings)  # type: ignore[arg-type]  # fields of orders
 
 
 def cell(name: str) -> Cell:
@@ -84,14 +93,18 @@ def test_a_survey_has_a_row_for_each_cell_in_both_arms(tmp_path: Path) -> None:
     """
     another = dict.fromkeys(("esbench/__init__.py", "msgspec.py"), "raise SystemExit('another harness')")
     package, text = "impls/__init__.py", plugin(*VARIANTS)
-    write(tmp_path / "base", {package: text, **another})
-    write(tmp_path / "head", {package: text.replace('("Tiny*",)', '("Tiny*", "!TinyDropped")'), **another})
+    changed = text.replace('("Tiny*",)', '("Tiny*", "!TinyDropped")').replace(
+        "BREAK", "torch._dynamo.graph_break()"
+    )
+    write(tmp_path / "base", {package: text.replace("BREAK", "pass"), **another})
+    write(tmp_path / "head", {package: changed, **another})
     _, hello, *rest = messages(tmp_path, plugins=())
     assert isinstance(hello, Hello)
     rows = {(row.cell.variant.scheme, row.arm): row for row in rest if isinstance(row, Surveyed)}
     assert len(rows) == 2 * len(hello.cells)
     assert rows["TinyPlain", "base"].figures == rows["TinyPlain", "head"].figures
-    assert rows["TinyPlain", "head"].figures["peak_bytes"] == 256.0
+    assert rows["TinyPlain", "head"].figures == {"peak_bytes": 256.0, "launches": 1.0, "graphs": 0.0}
+    assert [rows["TinyCompiled", arm].figures["graphs"] for arm in ARMS] == [1.0, 2.0]
     for name, status, reason in (
         ("TinyPlain", "ok", ""),
         ("TinyLoud", "ok", ""),
@@ -121,7 +134,7 @@ def test_replicates_are_timed_in_rounds_of_new_set_ups(tmp_path: Path) -> None:
 
     A module that a variant imports late comes from its own revision.
     """
-    lookup = VARIANTS[-2]
+    lookup = VARIANTS[-3]
     late = variant_with(
         "TinyLate", "sum(self, x)", "import late", "assert late.ARM in __file__", "return x.sum(dim=0)"
     )  # fmt: skip
@@ -132,8 +145,7 @@ def test_replicates_are_timed_in_rounds_of_new_set_ups(tmp_path: Path) -> None:
     names = {cell("TinyLookup").name, cell("TinyLate").name, control}
     *received, end = messages(
         tmp_path,
-        cells=(cell("TinyLookup"), cell("TinyLate")),
-        controls={control: 0.02},
+        names=tuple(names),
         replicates=2,
         look=1,
         process=3,
@@ -155,10 +167,10 @@ def test_replicates_are_timed_in_rounds_of_new_set_ups(tmp_path: Path) -> None:
 def test_a_call_that_fails_while_it_is_timed_ends_its_worker(tmp_path: Path) -> None:
     """The error has the exception and the cell."""
     for arm in ARMS:
-        write(tmp_path / arm, {FILE: plugin(*VARIANTS)})
+        write(tmp_path / arm, {FILE: plugin(*VARIANTS[:-2], VARIANTS[-1])})
     error = r"^ValueError: two lines \(during the timing of TinyRaisesTiny \|"
     with pytest.raises(WorkerError, match=error):
-        messages(tmp_path, cells=(cell("TinyRaises"),), replicates=1)
+        messages(tmp_path, names=(cell("TinyRaises").name,), replicates=1)
 
 
 def test_a_worker_ends_with_its_gate(tmp_path: Path) -> None:
