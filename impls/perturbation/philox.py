@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -136,14 +137,24 @@ def _bits(words: Words) -> Tensor:
     return torch.stack([words[0] | words[1] << 32, words[2] | words[3] << 32], -1)
 
 
+SIGNS = (2 * np.unpackbits(np.arange(256, dtype=np.uint8), bitorder="little").view(np.int8) - 1).view(
+    np.int64
+)
+"""The eight signs of each byte's bits as one int64; computing them takes longer than a small draw."""
+
+
 def unpack_signs(words: Tensor) -> Tensor:
     """Unpack the bits of integers [..., n] to int8 signs [..., bits], lowest bit first: +1 for 1, -1 for 0.
 
-    Each byte selects a row of a table of 256 rows of eight signs.
+    Each byte selects a row of a table of 256 rows of eight signs, as one int64.
     """
-    values = torch.arange(256, device=words.device).unsqueeze(1)
-    table = ((values >> torch.arange(8, device=words.device)) & 1).mul_(2).sub_(1).to(torch.int8)
-    signs = table.view(torch.int64).flatten().index_select(0, words.view(torch.uint8).flatten().int())
+    if words.is_cpu and not torch.compiler.is_compiling():
+        table = torch.from_numpy(SIGNS)
+    else:
+        values = torch.arange(256, device=words.device).unsqueeze(1)
+        table = ((values >> torch.arange(8, device=words.device)) & 1).mul_(2).sub_(1).to(torch.int8)
+        table = table.view(torch.int64).flatten()
+    signs = table.index_select(0, words.view(torch.uint8).flatten().int())
     return signs.view(torch.int8).view(*words.shape[:-1], -1)
 
 
@@ -154,6 +165,8 @@ def signs_from_words(words: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         return values
     # TILE counts Philox calls; each gave two of these words.
     step = max(1, 2 * TILE.get(words.device.type, TILE["cpu"]) // words.shape[1])
+    if step >= len(words):
+        return unpack_signs(words)[:, :count].to(dtype).contiguous()
     for row in range(0, len(words), step):
         values[row : row + step] = unpack_signs(words[row : row + step])[:, :count]
     return values
