@@ -331,7 +331,7 @@ class PerturbedLayer:
         """View a tensor of the weight's shape as [g, o, i, *taps]; scales keep their shape."""
         if self.groups is None:
             return weight
-        grouped = weight.unflatten(0, (self.groups, -1))
+        grouped = weight.view(self.groups, -1, *weight.shape[1:])  # faster than unflatten
         return grouped.transpose(1, 2) if self.has_input_axis_first else grouped
 
     def join_groups(self, values: Tensor) -> Tensor:
@@ -420,10 +420,10 @@ class PerturbedLayer:
             message = f"{self.scheme}: forward returned {type(y).__name__}, not a tensor: correct the scheme"
             raise TypeError(message)
         if self.bias is not None and noise.bias is not None:
-            bias, bias_noise = op.bias(self.bias.unsqueeze(0), y), op.bias(noise.bias, y)
-            member_bias = torch.add(bias, bias_noise, alpha=sigma)
+            member_bias = op.bias(torch.add(self.bias, noise.bias, alpha=sigma), y)
             if antithetic:
-                both = torch.stack([member_bias, torch.sub(bias, bias_noise, alpha=sigma)])
+                negated = op.bias(torch.sub(self.bias, noise.bias, alpha=sigma), y)
+                both = torch.stack([member_bias, negated])
                 y.unflatten(0, (2, -1)).add_(both.unsqueeze(1))
             else:
                 y.add_(member_bias)

@@ -48,7 +48,13 @@ def add_to_channels(y: Tensor, index: Tensor, values: Tensor) -> Tensor:
 
 def append_axes(values: Tensor, like: Tensor) -> Tensor:
     """Append axes of length 1 until ``values`` has as many axes as ``like``."""
-    return values.reshape(*values.shape, *[1] * (like.dim() - values.dim()))
+    count = like.dim() - values.dim()
+    return values.reshape(*values.shape, *[1] * count) if count else values
+
+
+def view_per_channel(factors: Tensor, x: Tensor) -> Tensor:
+    """View factors [m, g, c] in a shape that multiplies activations x [r, m, g, c, *s]."""
+    return append_axes(factors, x[0]) if x.dim() > 4 else factors  # noqa: PLR2004  with space
 
 
 # Signs are int8 for activations of any dtype: they take a quarter of the memory of float32, and the
@@ -67,7 +73,7 @@ def count_signs(number: int) -> float:
 
 def flip_signs(x: Tensor, signs: Tensor) -> Tensor:
     """Multiply activations [r, m, g, c, *s] by each member's signs [m, g, c]."""
-    return x * append_axes(signs, x[0])
+    return x * view_per_channel(signs, x)
 
 
 def add_with_signs(y: Tensor, values: Tensor, signs: Tensor, sigma: float | Tensor) -> Tensor:
@@ -79,7 +85,7 @@ def add_with_signs(y: Tensor, values: Tensor, signs: Tensor, sigma: float | Tens
         signs: [m, g, c].
         sigma: a number, or a tensor that broadcasts to y.
     """
-    factors = append_axes(signs, y[0])
+    factors = view_per_channel(signs, y)
     if isinstance(sigma, Tensor):
         return y.addcmul_(values.mul_(factors), sigma)
     return y.addcmul_(values, factors, value=sigma)

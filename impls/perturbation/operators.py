@@ -154,10 +154,11 @@ class Linear(AbstractOperator):
 
     @override
     def from_batch(self, rows: Tensor, members: int) -> Tensor:
-        x = rows.unflatten(0, (-1, members))
-        if rows.dim() > 2:  # noqa: PLR2004  [repeats, members, *tokens, i] -> [repeats * tokens, members, i]
-            x = x.flatten(2, -2).transpose(1, 2).flatten(0, 1)
-        return x.unsqueeze(2)
+        if rows.dim() == 2:  # noqa: PLR2004  without tokens
+            return rows.view(-1, members, 1, rows.shape[1])
+        # [repeats, members, *tokens, i] -> [repeats * tokens, members, i]
+        x = rows.unflatten(0, (-1, members)).flatten(2, -2)
+        return x.transpose(1, 2).flatten(0, 1).unsqueeze(2)
 
     @override
     def to_batch(self, y: Tensor, rows: Tensor) -> Tensor:

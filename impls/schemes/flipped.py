@@ -21,6 +21,7 @@ from impls.perturbation.member_ops import (
     same_core_fraction,
     sum_outer_products,
     unused_core_bytes,
+    view_per_channel,
 )
 from impls.perturbation.noise import Noise, NoiseStream
 from impls.perturbation.operators import AbstractOperator, TransposedLinear
@@ -78,7 +79,7 @@ class AbstractFlippedScheme(AbstractAdditiveScheme[FlippedNoise]):
         if noise.inputs is not None:
             x = flip_signs(x, noise.inputs)
         y = apply_cores(op, x, noise.core, noise.members)
-        return y if noise.outputs is None else y.mul_(append_axes(noise.outputs, y[0]))
+        return y if noise.outputs is None else y.mul_(view_per_channel(noise.outputs, y))
 
     @override
     def forward_transposed(
