@@ -33,6 +33,11 @@ def case(pairs: int) -> Case:
     )
 
 
+def small_cnn() -> Case:
+    """Return a case of a CNN."""
+    return msgspec.structs.replace(case(32), operator="GenerationCNN", out_channels=8)
+
+
 def quality(of: Variant, at: Case, metric: str, method: str, value: float) -> Measurement:
     """Return a metric that is measured once."""
     return Measurement(variant=of, case=at, phase=QUALITY, metric=metric, method=method, samples=((value,),))
@@ -55,6 +60,8 @@ def peers_run() -> Run:
         rows.append(quality(timed, case(128), "loss", "start", 2.36))
         rows.append(quality(timed, case(128), "loss", "200 generations", 0.27))
         rows.append(quality(timed, case(1024), "process_peak_bytes", "fresh process", 20e6))
+    rows.append(time_row(OURS, small_cnn(), 3.0, 3.0, 3.0, phase="step"))
+    rows.append(quality(OURS, small_cnn(), "n_eff_count", "quality law", 32))
     reason = "wrong result: it does not learn: the loss is 2.36 at the start and 7.72 after 200 generations"
     rows.append(synthetic.failed(EVOTORCH, case(128), reason, QUALITY))
     return synthetic.run(rows, suite="peers", run_id="20270101T000000Z-peers-0001")
@@ -81,13 +88,17 @@ def test_each_library_has_a_row_with_its_fastest_variant() -> None:
 
 def test_tables_name_the_fastest_and_every_reason() -> None:
     """A row names the fastest search of each case; a variant without a number has its reason below."""
-    (section,) = peer_sections(peers_run())
+    section, of_cnn = peer_sections(peers_run())
     text = section.markdown()
     assert "| fastest | esbench LowRank | esbench LowRank | esbench LowRank |" in text
     assert "64 x 32, 64 units" in text
     assert "unavailable: a scan saves the start of a call" in text
     assert "it does not learn: the loss is 2.36 at the start and 7.72 after 200 generations" in text
     assert "Multiple of esbench LowRank" in text
+    assert (section.title, of_cnn.title) == ("A generation of an MLP", "A generation of a CNN")
+    assert "64 x 32, 8 channels" in of_cnn.markdown()
+    assert "loss" in text
+    assert "loss" not in of_cnn.markdown()  # it is compared on the MLP
 
 
 def test_a_peer_that_wins_is_named() -> None:
@@ -99,7 +110,7 @@ def test_a_peer_that_wins_is_named() -> None:
         else row
         for row in run.rows
     ]
-    (section,) = peer_sections(msgspec.structs.replace(run, rows=tuple(rows)))
+    section, _ = peer_sections(msgspec.structs.replace(run, rows=tuple(rows)))
     text = section.markdown()
     assert "| fastest | EvoX 1.4.0, compiled=True | esbench LowRank |" in text
     assert "| EvoX 1.4.0, compiled=True | 0.500x | 2.00x | 2.00x |" in text

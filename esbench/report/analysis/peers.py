@@ -11,6 +11,13 @@ from esbench.schema import QUALITY, Case, Measurement, Run, Skipped, Variant
 from esbench.stats import Ratio, median, ratio
 
 OPERATOR = "GenerationMLP"
+"""The network of the summary and of the plot."""
+NETWORKS = {
+    OPERATOR: ("an MLP", "units"),
+    "GenerationCNN": ("a CNN", "channels"),
+    "GenerationTransformer": ("a transformer's block", "features"),
+}
+"""The networks, with what their width counts."""
 SCANNED = "generations"
 """The option with the number of generations in a call, by default one."""
 OURS = "Esbench"
@@ -44,8 +51,9 @@ def evaluations(case: Case) -> int:
 
 
 def heading(case: Case) -> str:
-    """Return a short name of a case: evaluations, rows of the batch, and hidden units."""
-    return f"{evaluations(case):,} x {case.repeats // 2}, {case.out_channels} units"
+    """Return a short name of a case: evaluations, rows of the batch, and width."""
+    width = f"{case.out_channels} {NETWORKS[case.operator][1]}"
+    return f"{evaluations(case):,} x {case.repeats // 2}, {width}"
 
 
 @dataclass(frozen=True)
@@ -55,14 +63,14 @@ class Generations:
     grid: Grid
 
     @classmethod
-    def of(cls, run: Run) -> "Generations | None":
-        """Return the generations of a run, None if it has none."""
-        steps = [grid for grid in latency_grids(run, OPERATOR) if grid.phase == "step" and grid.cells]
+    def of(cls, run: Run, operator: str = OPERATOR) -> "Generations | None":
+        """Return the generations of a network in a run, None if it has none."""
+        steps = [grid for grid in latency_grids(run, operator) if grid.phase == "step" and grid.cells]
         return cls(steps[0]) if steps else None
 
     @cached_property
     def cases(self) -> list[Case]:
-        """The cases by hidden units and rows, the most evaluations last."""
+        """The cases by width and rows, the most evaluations last."""
         return sorted(self.grid.cases, key=lambda case: (case.out_channels, -case.repeats, case.members))
 
     def at(self, variant: Variant, case: Case) -> Measurement | Skipped | None:

@@ -1,7 +1,7 @@
 """Tables of suite ``peers``: generations of esbench beside those of other libraries."""
 
 from esbench.report import captions
-from esbench.report.analysis.peers import Generations, evaluations, heading, name
+from esbench.report.analysis.peers import NETWORKS, Generations, evaluations, heading, name
 from esbench.report.tables.measured import median_number
 from esbench.report.tables.table import Block, Cell, CellNumber, Footnotes, Section, Table, number_cell
 from esbench.schema import QUALITY, Case, Measurement, Run, Skipped, Variant
@@ -18,21 +18,24 @@ TIMED = 3
 
 def peer_sections(run: Run) -> list[Section]:
     """Return the times of all variants on all cases, and what else was measured; nothing for other runs."""
-    generations = Generations.of(run)
-    if generations is None:
-        return []
-    notes = Footnotes()
-    blocks = [_times(generations, notes), _multiples(generations, notes), _others(generations, notes)]
     return [
-        Section(
-            title="A generation",
-            origin=captions.origin(run),
-            conditions=captions.conditions(generations.grid, generations.cases),
-            blocks=tuple(blocks),
-            footnotes=tuple(notes),
-            run_id=run.header.run_id,
-        )
+        _section(generations, f"A generation of {network}")
+        for operator, (network, _) in NETWORKS.items()
+        if (generations := Generations.of(run, operator))
     ]
+
+
+def _section(generations: Generations, title: str) -> Section:
+    notes, run = Footnotes(), generations.grid.run
+    blocks = [_times(generations, notes), _multiples(generations, notes), _others(generations, notes)]
+    return Section(
+        title=title,
+        origin=captions.origin(run),
+        conditions=captions.conditions(generations.grid, generations.cases),
+        blocks=tuple(blocks),
+        footnotes=tuple(notes),
+        run_id=run.header.run_id,
+    )
 
 
 def summary(run: Run) -> Table | None:
@@ -91,22 +94,23 @@ def _multiples(generations: Generations, notes: Footnotes) -> Block:
 
 
 def _others(generations: Generations, notes: Footnotes) -> Block:
-    cases = generations.sweep
-    largest = cases[-1]
-    variants = generations.grid.variants
-    rows = tuple(
-        (
-            *(_per_ms_cell(generations, variant, case) for case in cases),
-            _quality_cell(generations, variant, MEMORY),
-            _loss_cell(generations, variant, notes),
-            _quality_cell(generations, variant, SET_UP, largest),
-        )
-        for variant in variants
-    )
-    headings = [f"n_eff per ms, {evaluations(case):,}" for case in cases]
-    headings += ["memory (MB)", "loss", "first generation (ms)"]
-    labels = tuple(name(variant) for variant in variants)
-    return Block("Quality, memory and set-up", "", Table(CORNER, tuple(headings), labels, rows))
+    cases, variants = generations.sweep, generations.grid.variants
+    columns = {
+        f"n_eff per ms, {evaluations(case):,}": [
+            _per_ms_cell(generations, variant, case) for variant in variants
+        ]
+        for case in cases
+    }
+    columns["memory (MB)"] = [_quality_cell(generations, variant, MEMORY) for variant in variants]
+    columns["loss"] = [_loss_cell(generations, variant, notes) for variant in variants]
+    columns["first generation (ms)"] = [
+        _quality_cell(generations, variant, SET_UP, cases[-1]) for variant in variants
+    ]
+    # Memory and losses are those of one network.
+    shown = {heading: cells for heading, cells in columns.items() if any(cell.text() for cell in cells)}
+    labels = tuple(map(name, variants))
+    table = Table(CORNER, tuple(shown), labels, tuple(zip(*shown.values(), strict=True)))
+    return Block("Quality, memory and set-up", "", table)
 
 
 def _time_cell(generations: Generations, variant: Variant, case: Case, notes: Footnotes) -> Cell:
@@ -150,7 +154,11 @@ def _quality_cell(
 
 def _loss_cell(generations: Generations, variant: Variant, notes: Footnotes) -> Cell:
     """Return the loss after training, or the reason if the quality of the variant failed."""
-    rows = [row for row in generations.grid.run.rows if (row.variant, row.phase) == (variant, QUALITY)]
+    rows = [
+        row
+        for row in generations.grid.run.rows
+        if (row.variant, row.phase) == (variant, QUALITY) and row.case in generations.cases
+    ]
     for row in rows:
         if isinstance(row, Measurement) and row.metric == "loss" and row.method != "start":
             return number_cell(CellNumber("loss", median(row), (row,), kind="number"))

@@ -9,8 +9,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
+from impls.benchmark.peers.networks import CNN, HEADS, MLP, OPERATORS, TRANSFORMER
 from impls.benchmark.peers.workload import (
-    OPERATORS,
     AbstractLibrary,
     AbstractOpenSearch,
     AbstractSearch,
@@ -18,6 +18,7 @@ from impls.benchmark.peers.workload import (
 )
 from impls.benchmark.training.workload import check_supported
 
+EPSILON = torch.nn.LayerNorm(1).eps
 SCANNED = 5
 """The generations of a scan."""
 SCANNED_MEMBERS = 256
@@ -30,6 +31,44 @@ def set_up_process() -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
+def _mlp(jax: Any, parameters: Any, x: Any) -> Any:  # noqa: ANN401  arrays of JAX
+    """Return the logits of the MLP with parameters in torch's order."""
+    weight, bias, last_weight, last_bias = parameters
+    return jax.nn.relu(x @ weight.T + bias) @ last_weight.T + last_bias
+
+
+def _cnn(jax: Any, parameters: Any, x: Any) -> Any:  # noqa: ANN401  the same
+    """Return the logits of the CNN."""
+    *convolutions, last_weight, last_bias = parameters
+    for stride, kernel, bias in zip((1, 2), convolutions[::2], convolutions[1::2], strict=True):
+        y = jax.lax.conv_general_dilated(x, kernel, (stride, stride), ((1, 1), (1, 1)))
+        x = jax.nn.relu(y + bias[:, None, None])
+    return x.reshape(len(x), -1) @ last_weight.T + last_bias
+
+
+def _transformer(jax: Any, parameters: Any, x: Any) -> Any:  # noqa: ANN401  the same
+    """Return the logits of the transformer's block."""
+    pairs = iter(zip(parameters[::2], parameters[1::2], strict=True))
+
+    def linear(x: Any) -> Any:  # noqa: ANN401  the same
+        weight, bias = next(pairs)
+        return x @ weight.T + bias
+
+    def normalize(x: Any) -> Any:  # noqa: ANN401  the same
+        scale, shift = next(pairs)
+        return jax.nn.standardize(x, epsilon=EPSILON) * scale + shift
+
+    x = linear(x)
+    heads = linear(normalize(x)).reshape(*x.shape[:2], 3, HEADS, -1)
+    attended = jax.nn.dot_product_attention(*(heads[:, :, index] for index in range(3)))
+    x += linear(attended.reshape(x.shape))
+    x += linear(jax.nn.relu(linear(normalize(x))))
+    return linear(x.mean(1))
+
+
+NETWORKS = {MLP: _mlp, CNN: _cnn, TRANSFORMER: _transformer}
+
+
 class EvosaxSearch(AbstractOpenSearch):
     """The state of Open_ES, and its compiled functions; a call waits until its results are ready."""
 
@@ -38,7 +77,8 @@ class EvosaxSearch(AbstractOpenSearch):
         jax, jnp, optax, algorithms = scheme.modules("jax", "jax.numpy", "optax", "evosax.algorithms")
         self.generations = scheme.generations
         self._jax, self._jnp, self._y = jax, jnp, task.y
-        solution = [(jnp.asarray(layer.weight.cpu()), jnp.asarray(layer.bias.cpu())) for layer in task.layers]
+        solution = [jnp.asarray(parameter.cpu()) for parameter in task.model.parameters()]
+        logits_of = NETWORKS[task.operator]
         search = algorithms.Open_ES(
             population_size=task.population,
             solution=solution,
@@ -50,9 +90,7 @@ class EvosaxSearch(AbstractOpenSearch):
         self._state = search.init(key, solution, params)
 
         def loss(parameters: Any, x: Any, y: Any) -> Any:  # noqa: ANN401  arrays of JAX
-            (weight, bias), (last_weight, last_bias) = parameters
-            hidden = jax.nn.relu(x @ weight.T + bias)
-            logits = hidden @ last_weight.T + last_bias
+            logits = logits_of(jax, parameters, x)
             return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
         def generation(carry: Any, x: Any, y: Any) -> Any:  # noqa: ANN401  the same

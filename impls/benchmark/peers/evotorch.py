@@ -5,16 +5,16 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from typing_extensions import override
 
 from esbench.registry import variant
+from impls.benchmark.peers.networks import OPERATORS
 from impls.benchmark.peers.workload import (
-    OPERATORS,
     AbstractLibrary,
     AbstractOpenSearch,
     AbstractSearch,
     Task,
+    cross_entropy,
 )
 
 
@@ -44,7 +44,7 @@ class EvoTorchSearch(AbstractOpenSearch):
     @override
     def evaluate(self, drawn: Tensor, x: Tensor) -> Tensor:
         def loss(parameters: Tensor) -> Tensor:
-            return functional.cross_entropy(self._network(parameters, x), self._task.y)
+            return cross_entropy(self._network(parameters, x), self._task.y)
 
         losses: Tensor = torch.func.vmap(loss)(drawn)
         return losses

@@ -9,7 +9,13 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.benchmark.peers.workload import OPERATORS, AbstractLibrary, AbstractSearch, Task
+from impls.benchmark.peers.networks import MLP, OPERATORS
+from impls.benchmark.peers.workload import (
+    AbstractLibrary,
+    AbstractSearch,
+    Task,
+    cross_entropy,
+)
 from impls.benchmark.training.workload import check_supported
 
 VIRTUAL_MEMBERS = 256
@@ -24,6 +30,14 @@ class CenteredRanks(nn.Module):
         ranks = torch.empty_like(losses)
         ranks[losses.argsort()] = torch.arange(len(losses), dtype=losses.dtype, device=losses.device)
         return ranks / (len(losses) - 1) - 0.5
+
+
+class CrossEntropy(nn.Module):
+    """The cross-entropy of each row, as a module."""
+
+    @override
+    def forward(self, logits: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(logits, y, reduction="none")
 
 
 class EvoxSearch(AbstractSearch):
@@ -42,9 +56,9 @@ class EvoxSearch(AbstractSearch):
         start = adapter.to_vector(dict(task.model.named_parameters())).detach()
         device = start.device
         # A step writes its batch into these, which compiled code expects in one place.
-        self._batch = (torch.empty(len(task.y), task.layers[0].in_features, device=device), task.y)
+        self._batch = (torch.empty(len(task.y), *task.input_shape, device=device), task.y)
         data: dict[str, Any] = {"n_batch_per_eval": -1, "device": device}
-        criterion = nn.CrossEntropyLoss(reduction="none")
+        criterion = CrossEntropy()
         options: dict[str, Any] = {"learning_rate": task.learning_rate, "noise_stdev": task.sigma}
         if scheme.algorithm == "OpenES":
             algorithm = algorithms.OpenES(task.population, start, device=device, **options)
@@ -111,6 +125,8 @@ class Evox(AbstractLibrary):
         is_fast = self.algorithm == "OpenES" or task.y.is_cuda or task.population <= VIRTUAL_MEMBERS
         reason = f"without a GPU its noise takes seconds: measured up to {VIRTUAL_MEMBERS} evaluations"
         check_supported(is_fast, reason)
+        is_mlp = self.algorithm == "OpenES" or task.operator == MLP
+        check_supported(is_mlp, "VirtualProblem takes linear layers and activations only")
         return EvoxSearch(self, task)
 
     @override

@@ -5,12 +5,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.benchmark.peers.workload import OPERATORS, AbstractOpenSearch, AbstractPeer, AbstractSearch, Task
+from impls.benchmark.peers.networks import OPERATORS
+from impls.benchmark.peers.workload import (
+    AbstractOpenSearch,
+    AbstractPeer,
+    AbstractSearch,
+    Task,
+    cross_entropy,
+)
 from impls.perturbation.noise import BLOCK
 from impls.perturbation.population import PopulationNoise, perturb
 from impls.schemes.dense import Perturbed
@@ -59,7 +65,7 @@ class PopulationSearch(AbstractOpenSearch):
         """Return the losses of a part of the members [2, members]."""
         population, y = self._population, self._task.y
         logits = population(population.rows(x, noise), noise=noise)
-        per_row = functional.cross_entropy(logits, population.rows(y, noise), reduction="none")
+        per_row = cross_entropy(logits, population.rows(y, noise), reduction="none")
         return population.fitness(per_row, noise)
 
     @override

@@ -5,17 +5,17 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 from typing_extensions import override
 
 from esbench.registry import variant
+from impls.benchmark.peers.networks import OPERATORS
 from impls.benchmark.peers.workload import (
-    OPERATORS,
     AbstractOpenSearch,
     AbstractPeer,
     AbstractSearch,
     Task,
+    cross_entropy,
     mean_loss,
 )
 from impls.benchmark.training.workload import check_supported
@@ -115,7 +115,7 @@ class LoopSearch(AbstractDenseSearch):
         for sign in (1, -1):
             for noise in drawn.noise:
                 vector_to_parameters(drawn.center + sign * task.sigma * noise, model.parameters())
-                losses.append(functional.cross_entropy(model(x), task.y))
+                losses.append(cross_entropy(model(x), task.y))
         vector_to_parameters(before, model.parameters())
         return torch.stack(losses)
 
@@ -145,7 +145,8 @@ class BackpropagationSearch(AbstractSearch):
         task = self._task
         leaf = self._center.detach().requires_grad_()
         with torch.enable_grad():
-            rows, y = x.repeat(task.population, 1), task.y.repeat(task.population)
+            rows = x.expand(task.population, *x.shape).flatten(0, 1)
+            y = task.y.repeat(task.population)
             loss = mean_loss(task.model, leaf, rows, y)
             (slope,) = torch.autograd.grad(loss, leaf)
         self._center = leaf.detach() - task.learning_rate * slope

@@ -6,12 +6,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.benchmark.peers.workload import OPERATORS, AbstractLibrary, AbstractSearch, Task
+from impls.benchmark.peers.networks import OPERATORS
+from impls.benchmark.peers.workload import (
+    AbstractLibrary,
+    AbstractSearch,
+    Task,
+    cross_entropy,
+)
 
 
 class TorchEggrollSearch(AbstractSearch):
@@ -32,7 +37,7 @@ class TorchEggrollSearch(AbstractSearch):
 
     @override
     def step(self, x: Tensor) -> Tensor:
-        self._search.step(x, functional.cross_entropy, self._y)
+        self._search.step(x, cross_entropy, self._y)
         return self.center()
 
     @override

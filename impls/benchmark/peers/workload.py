@@ -5,7 +5,6 @@ batch, shapes it, and takes a step of plain SGD. Libraries differ in their noise
 what does not depend on it: the losses of drawn members, and the gradient that many updates add up to.
 """
 
-import itertools
 import math
 import time
 from abc import ABC, abstractmethod
@@ -21,25 +20,21 @@ from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 from typing_extensions import override
 
-from esbench.registry import REGISTRY
 from esbench.schema import PHASES, Case, Phase, Work
 from esbench.workload import QualityMetric, UnavailableError, Workload, WrongResultError, build
 from impls.benchmark import inputs
+from impls.benchmark.peers.networks import MLP, input_shape, network
 from impls.benchmark.training.memory_reclaim import reset_peak, status_bytes
 from impls.benchmark.training.workload import check_result, check_supported, quality_metric
 from impls.training import networks
 from impls.training.memory_reclaim import call_in_fresh_process
 from impls.verify import reference
 
-(OPERATOR,) = OPERATORS = REGISTRY.reserve("GenerationMLP")
-"""A case has ``in_channels`` pixels and ``out_channels`` hidden units. As in each case with antithetic
-sampling, ``members`` are pairs, and a batch has half of ``repeats`` rows."""
-
 CHECKED_PAIRS = 1024
 """Pairs whose updates are added up to find the gradient's direction."""
 LEAST_COSINE = 0.5
 """The least share of the cosine that independent noise would give."""
-LEARNED = Case(operator=OPERATOR, out_channels=64, in_channels=64, members=128, repeats=64, antithetic=True)
+LEARNED = Case(operator=MLP, out_channels=64, in_channels=64, members=128, repeats=64, antithetic=True)
 """The case on which training is compared."""
 GENERATIONS, LEARNING_RATE = 200, 0.01
 """Generations of the training that is compared, and their learning rate."""
@@ -54,7 +49,9 @@ class Task:
     """What is trained, and how.
 
     Attributes:
+        operator: that of the case, which names the network.
         model: the network at its start; not to be changed.
+        input_shape: the shape of one of its inputs.
         y: the classes of the batch [rows].
         population: evaluations in a generation, twice the number of antithetic pairs.
         sigma: scale of the noise.
@@ -63,7 +60,9 @@ class Task:
         seed: seed of the noise.
     """
 
+    operator: str
     model: nn.Sequential
+    input_shape: tuple[int, ...]
     y: Tensor
     population: int
     sigma: float
@@ -74,14 +73,6 @@ class Task:
     def pairs(self) -> int:
         """The number of antithetic pairs."""
         return self.population // 2
-
-    @property
-    def layers(self) -> tuple[nn.Linear, nn.Linear]:
-        """The layers of the network; a ReLU is between them."""
-        first, _, second = self.model
-        assert isinstance(first, nn.Linear)  # noqa: S101  network() makes them
-        assert isinstance(second, nn.Linear)  # noqa: S101  the same
-        return first, second
 
     @property
     def start(self) -> Tensor:
@@ -164,20 +155,14 @@ class AbstractLibrary(AbstractPeer):
             raise UnavailableError(f"{self.NAME} cannot be imported: {error}") from error
 
 
-def network(case: Case, seed: int) -> nn.Sequential:
-    """Return an MLP of two layers with ReLU, seeded weights N(0, 1 / fan in) and biases of zero."""
-    dtype = inputs.dtype_of(case)
-    sizes = (case.in_channels, case.out_channels, networks.CLASSES)
-    first, second = (
-        nn.utils.skip_init(nn.Linear, inp, out, dtype=dtype) for inp, out in itertools.pairwise(sizes)
-    )
-    generator = Generator().manual_seed(seed)
-    with torch.no_grad():
-        for layer in (first, second):
-            layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator))
-            layer.weight.div_(math.sqrt(layer.in_features))
-            layer.bias.zero_()
-    return nn.Sequential(first, nn.ReLU(), second)
+def cross_entropy(logits: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+    """Return the cross-entropy of logits [rows, classes] with classes [rows].
+
+    It is that of torch with the classes in the middle axis: on a CPU torch's softmax of a short last axis
+    takes two to three times as long.
+    """
+    losses = functional.cross_entropy(logits.T.unsqueeze(0), y.unsqueeze(0), reduction=reduction)
+    return losses.flatten() if reduction == "none" else losses
 
 
 def mean_loss(model: nn.Sequential, parameters: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -186,7 +171,7 @@ def mean_loss(model: nn.Sequential, parameters: Tensor, x: Tensor, y: Tensor) ->
     for name, parameter in model.named_parameters():
         weights[name] = parameters[position : position + parameter.numel()].view(parameter.shape)
         position += parameter.numel()
-    return functional.cross_entropy(torch.func.functional_call(model, weights, (x,)), y)
+    return cross_entropy(torch.func.functional_call(model, weights, (x,)), y)
 
 
 def gradient(model: nn.Sequential, parameters: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -211,7 +196,8 @@ class PeerWorkload(Workload):
         check_supported(case.dtype in scheme.DTYPES, f"it is written for {', '.join(scheme.DTYPES)}")
         self._scheme, self._case, self._device, self._seed = scheme, case, device, seed
         rows = case.repeats // 2
-        x = inputs.normal(rows, case.in_channels, device=device, dtype=inputs.dtype_of(case), seed=seed + 1)
+        shape = input_shape(case)
+        x = inputs.normal(rows, *shape, device=device, dtype=inputs.dtype_of(case), seed=seed + 1)
         self._x = inputs.RotatingBuffers(x)
         self.inputs = self._x.items
         start_ns = time.perf_counter_ns()
@@ -351,7 +337,7 @@ def task_of(
 ) -> Task:
     """Return the task of a case, with the same start for every variant."""
     model = network(case, seed).to(device).requires_grad_(requires_grad=False)
-    return Task(model, y, 2 * case.members, case.sigma, learning_rate, seed)
+    return Task(case.operator, model, input_shape(case), y, 2 * case.members, case.sigma, learning_rate, seed)
 
 
 def training_curve(scheme: AbstractPeer, case: Case, device: str, seed: int) -> list[float]:
@@ -368,8 +354,8 @@ def training_curve(scheme: AbstractPeer, case: Case, device: str, seed: int) -> 
     task = task_of(case, device, seed, y=y, learning_rate=LEARNING_RATE)
     search = scheme.search(task)
     dtype = inputs.dtype_of(case)
-    all_x, all_y = data.train_x.to(device, dtype), data.train_y.to(device)
-    x = torch.empty(rows, case.in_channels, device=device, dtype=dtype)
+    all_x, all_y = data.train_x.to(device, dtype).view(-1, *task.input_shape), data.train_y.to(device)
+    x = torch.empty(rows, *task.input_shape, device=device, dtype=dtype)
     losses = [float(mean_loss(task.model, search.center(), all_x, all_y))]
     for _ in range(GENERATIONS // search.generations):
         batch = torch.randint(len(all_y), (rows,), generator=generator).to(device)
@@ -399,7 +385,7 @@ def peak_alone(scheme: AbstractPeer, case: Case, seed: int) -> int:
     """
     small = msgspec.structs.replace(case, members=2)
     y = classes(case.repeats // 2, "cpu", seed)
-    x = inputs.normal(len(y), case.in_channels, device="cpu", dtype=inputs.dtype_of(case), seed=seed)[0]
+    x = inputs.normal(len(y), *input_shape(case), device="cpu", dtype=inputs.dtype_of(case), seed=seed)[0]
     scheme.search(task_of(small, "cpu", seed, y=y)).step(x)
     before_bytes = reset_peak()
     if before_bytes is None:
