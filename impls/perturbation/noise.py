@@ -17,7 +17,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar, Self, SupportsIndex
 
 import torch
@@ -119,6 +119,18 @@ class NoiseStream(ABC):
             max_bytes: most bytes of a piece. The stream ``block`` ignores it: its pieces are its blocks.
         """
 
+    def split(self, numbers: int, max_bytes: int) -> Iterator[tuple[int, int, Self]]:
+        """Yield (start, stop) of each piece to draw noise in, and its stream; 0 is the first member.
+
+        Each stream draws once, in this order.
+
+        Args:
+            numbers: how many values of the stream's dtype a member draws.
+            max_bytes: most bytes of a piece, see :meth:`pieces`.
+        """
+        for start, stop in self.pieces(numbers * self.dtype.itemsize, max_bytes):
+            yield start, stop, self.narrow(start, stop)
+
     def signs(self, draw: str, *shape: int) -> Tensor:
         """Fair signs, [m, *shape]: element e is +1 where bit e % 64 of word e // 64 is set, else -1."""
         count = math.prod(shape)
@@ -163,11 +175,14 @@ class BlockStream(NoiseStream):
     Attributes:
         end: end of the last block; None: the end of ``members``. The bits of a block depend on its length, so
             a narrowed stream keeps the end of the stream that it was made from.
+        generators: those of a block, by draw, for a stream of a part of it that continues after the part
+            before; None for other streams.
     """
 
     SHARD_MULTIPLE = BLOCK
 
     end: int | None = None
+    generators: dict[str, Generator] | None = field(default=None, compare=False)
 
     @override
     def normal(self, draw: str, *shape: int) -> Tensor:
@@ -206,6 +221,22 @@ class BlockStream(NoiseStream):
             yield max(block.start, first) - first, min(block.stop, stop) - first
 
     @override
+    def split(self, numbers: int, max_bytes: int) -> Iterator[tuple[int, int, Self]]:
+        # On a CPU the values of a block can be drawn in parts: torch fills tensors in steps of 16 normals.
+        if self.device.type != "cpu" or numbers % 16 or torch.compiler.is_compiling():
+            yield from super().split(numbers, max_bytes)
+            return
+        member_bytes = numbers * self.dtype.itemsize
+        for start, stop in self.pieces(member_bytes, max_bytes):
+            block = self.narrow(start, stop)
+            if block.members.start % BLOCK:
+                yield start, stop, block
+                continue
+            block = replace(block, generators={})
+            for first, last in pieces(stop - start, member_bytes, max_bytes):
+                yield start + first, start + last, block.narrow(first, last)
+
+    @override
     def shared(self) -> Self:
         return replace(super().shared(), end=None)
 
@@ -242,10 +273,14 @@ class BlockStream(NoiseStream):
             )
         if torch.compiler.is_dynamo_compiling():
             return torch.compiler.disable(self._draw)(draw, shape, dtype, fill, *limits)
+        if self.generators is not None:
+            if draw not in self.generators:
+                self.generators[draw] = self._generator(draw, self.members.start // BLOCK)
+            return fill(values, *limits, generator=self.generators[draw])
         first, stop = self.members.start, self.members.stop
 
         def draw_block(block: range) -> None:
-            generator = Generator(self.device).manual_seed(self._block_seed(draw, block.start // BLOCK))
+            generator = self._generator(draw, block.start // BLOCK)
             members = range(max(block.start, first), min(block.stop, stop))
             block_values = values[members.start - first : members.stop - first]
             if members == block:
@@ -257,6 +292,9 @@ class BlockStream(NoiseStream):
         # On a CPU torch fills a tensor in one thread.
         _for_each(self._blocks(), draw_block, parallel=values.is_cpu and values.numel() >= FEW_NUMBERS)
         return values
+
+    def _generator(self, draw: str, block: int) -> Generator:
+        return Generator(self.device).manual_seed(self._block_seed(draw, block))
 
     def _block_seed(self, draw: str, block: int) -> int:
         """Hash all that the noise of a block depends on to a seed of 63 bits."""

@@ -258,25 +258,28 @@ class AbstractDenseScheme(AbstractScheme[N]):
     Subclasses define ``sample`` and ``dense_noise``, and :meth:`pieces` if E_m is not stored.
     """
 
-    def pieces(self, noise: N, members: int) -> Iterable[tuple[int, int]]:  # noqa: ARG002  for subclasses
-        """Return (start, stop) of each chunk of members; 0 is the first member of ``noise``."""
-        return [(0, members)]
+    def pieces(self, noise: N, members: int) -> Iterable[tuple[int, int, N]]:
+        """Return (start, stop) of each chunk of members, and its noise; 0 is the first member of ``noise``.
+
+        The dense noise of the chunks is written out once each, in this order.
+        """
+        return [(0, members, noise)]
 
     @override
     def forward(
         self, op: AbstractOperator, weight: Tensor, noise: N, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
         y = op.apply_shared(x, weight)
-        for start, stop in self.pieces(noise, x.shape[1]):
+        for start, stop, piece in self.pieces(noise, x.shape[1]):
             # No variable keeps a chunk's dense noise, which is freed before the next is written out.
-            correction = op.apply_per_member(x[:, start:stop], self.dense_noise(noise.narrow(start, stop)))
+            correction = op.apply_per_member(x[:, start:stop], self.dense_noise(piece))
             add_scaled(y[:, start:stop], correction, sigma)
         return y
 
     @override
     def weighted_sum(self, noise: N, utilities: Tensor) -> Tensor:
-        def sum_piece(start: int, stop: int) -> Tensor:
-            dense = self.dense_noise(noise.narrow(start, stop))
+        def sum_piece(start: int, stop: int, piece: N) -> Tensor:
+            dense = self.dense_noise(piece)
             rows = dense.reshape(stop - start, -1)
             return torch.mv(rows.mT, utilities[start:stop]).view(dense.shape[1:])
 

@@ -260,8 +260,8 @@ class DropConnect(AbstractWeightDropout[DropoutNoise]):
         kept = torch.empty(len(stream.members), *weight.shape, dtype=torch.bool, device=stream.device)
         if kept.device.type != "meta":
             # The uniform numbers take more memory than the gates, so they are drawn in pieces.
-            for start, stop in stream.pieces(weight.numel() * torch.float32.itemsize, PIECE_BYTES):
-                kept[start:stop] = _draw_gates(stream.narrow(start, stop), self.p, *weight.shape)
+            for start, stop, part in stream.split(weight.numel(), PIECE_BYTES):
+                kept[start:stop] = _draw_gates(part, self.p, *weight.shape)
         return DropoutNoise(TensorRef(weight), sigma=1.0, kept=kept)
 
     @override

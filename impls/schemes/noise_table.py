@@ -59,9 +59,10 @@ class NoiseTable(AbstractDenseScheme[TableNoise]):
         )
 
     @override
-    def pieces(self, noise: TableNoise, members: int) -> Iterable[tuple[int, int]]:
+    def pieces(self, noise: TableNoise, members: int) -> Iterable[tuple[int, int, TableNoise]]:
         slice_bytes = noise.shape.numel() * noise.table.itemsize
-        return pieces(members, slice_bytes, piece_bytes(noise.table.device))
+        for start, stop in pieces(members, slice_bytes, piece_bytes(noise.table.device)):
+            yield start, stop, noise.narrow(start, stop)
 
     @override
     def dense_noise(self, noise: TableNoise) -> Tensor:

@@ -31,9 +31,9 @@ class AbstractRegenerated(AbstractDenseScheme[StreamNoise]):
         return StreamNoise(stream, weight.shape)
 
     @override
-    def pieces(self, noise: StreamNoise, members: int) -> Iterable[tuple[int, int]]:
-        stream = noise.stream
-        return stream.pieces(noise.shape.numel() * stream.dtype.itemsize, piece_bytes(stream.device))
+    def pieces(self, noise: StreamNoise, members: int) -> Iterable[tuple[int, int, StreamNoise]]:
+        for start, stop, stream in noise.stream.split(noise.shape.numel(), piece_bytes(noise.stream.device)):
+            yield start, stop, replace(noise, stream=stream)
 
 
 @variant(source="Salimans et al. 2017, arXiv:1703.03864: seeds are kept, noise is not")
@@ -43,7 +43,7 @@ class Regenerated(AbstractRegenerated):
 
     E_m has the bits of :class:`~impls.schemes.dense.Perturbed` with the same seed, step and stream. Outputs
     and updates are summed in pieces, and differ from those of Perturbed by rounding. With the stream
-    ``block`` a piece is a block of members; with ``philox`` it can be smaller.
+    ``block`` a piece on a GPU, or of weights whose number is not a multiple of 16, is a block of members.
 
     Memory    0; temporarily one piece.
     Work      that of stored noise, plus drawing every number once for each reading.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import impls
 from esbench.workload import WrongResultError
 from impls.perturbation import noise, philox
-from impls.perturbation.noise import BLOCK, SORTED_WIDTH, STREAMS, NoiseStream, PhiloxStream
+from impls.perturbation.noise import BLOCK, SORTED_WIDTH, STREAMS, BlockStream, NoiseStream, PhiloxStream
 from impls.perturbation.philox import Distribution, DrawKey
 from impls.perturbation.population import perturb
 from impls.perturbation.scheme import AnyScheme
@@ -109,6 +109,23 @@ def test_pieces_cover_the_members() -> None:
     stream = maker("philox")(range(100, 107))
     assert list(stream.pieces(8, 24)) == [(0, 3), (3, 6), (6, 7)]
     assert list(stream.pieces(8, 1)) == list(stream.pieces(0, 1)) == [(at, at + 1) for at in range(7)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_parts_of_a_block_have_the_bits_of_the_block(dtype: torch.dtype) -> None:
+    """Parts are drawn in turn if members draw multiples of 16 numbers, also those of an incomplete block."""
+    whole = BlockStream(1, 2, "layer", range(2 * BLOCK + 5), torch.device("cpu"), dtype)
+    for numbers, lengths in ((48, [100, 100, 56, 100, 100, 56, 5]), (6, [BLOCK, BLOCK, 5])):
+        for draw in ("normal", "uniform", "signs"):
+            parts = list(whole.split(numbers, 100 * numbers * dtype.itemsize))
+            assert [stop - start for start, stop, _ in parts] == lengths
+            values = torch.cat([getattr(part, draw)("a", numbers) for _, _, part in parts])
+            assert torch.equal(values, getattr(whole, draw)("a", numbers))
+    # What precedes a part of the population in its block has to be drawn, too.
+    parts = list(whole.narrow(3, BLOCK + 2).split(48, 100 * 48 * dtype.itemsize))
+    assert [stop - start for start, stop, _ in parts] == [BLOCK - 3, 2]
+    values = torch.cat([part.normal("a", 48) for _, _, part in parts])
+    assert torch.equal(values, whole.normal("a", 48)[3 : BLOCK + 2])
 
 
 def test_threads_draw_the_same_bits_and_their_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
