@@ -1,6 +1,7 @@
 """Compares the fitted kappa of every registered scheme with the closed form that it declares."""
 
 import dataclasses
+import itertools
 import math
 import statistics
 from collections.abc import Callable
@@ -197,3 +198,11 @@ def test_a_declared_kappa_is_compared_with_its_estimate(wrong: float) -> None:
     scheme = type("Wrong", (Flipped,), {"kappa": lambda *_: wrong * true})()
     with pytest.raises(WrongResultError, match=rf"^kappa\(\) returns {wrong * true:.3g} for 64 members, but"):
         kappa.check_kappa(scheme, layer)
+
+
+def test_an_unlucky_estimate_of_kappa_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An estimate from few steps is too low if no pair of members overlaps; a second one has more steps."""
+    estimates = iter([*itertools.repeat(-0.8, kappa.CHECKED_STEPS), *itertools.repeat(0.1, 1000)])
+    monkeypatch.setattr(kappa, "estimate_kappa", lambda *_: next(estimates))
+    kappa.check_kappa(Perturbed(), make_layer("linear", 0))
+    assert len([*estimates]) == 1000 - kappa.CONFIRMED_STEPS
