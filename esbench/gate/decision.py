@@ -24,9 +24,9 @@ import msgspec
 from scipy import special
 
 from esbench.gate.records import (
-    ARMS,
     CONTROLS,
     MORE,
+    SAME,
     Arm,
     Bounds,
     Cell,
@@ -60,18 +60,18 @@ COUNTS: tuple[Metric, ...] = ("peak_bytes", "noise_bytes", "launches", "graphs")
 
 Looks = Sequence[Sequence[float]]
 """log(head / base) of the new replicates at each look."""
+Tested = tuple[Status | None, Bounds]
+"""The status of a test, None if it needs more replicates, and its bounds."""
 
 
 @dataclass
 class Evidence:
     """The measurements so far: counts of each cell in each arm, and log ratios.
 
-    ``timed``: the cells that are timed if both arms compute them correctly; ``log_ratios``: name of a cell or
-    control -> log(head / base) of each replicate by look.
+    ``log_ratios``: name of a cell or control -> log(head / base) of each replicate by look.
     """
 
     surveys: list[Surveyed] = field(default_factory=list)
-    timed: Sequence[Cell] = ()
     log_ratios: dict[str, list[list[float]]] = field(default_factory=dict)
 
     def add(self, replicate: Replicate) -> None:
@@ -81,9 +81,10 @@ class Evidence:
         looks[replicate.look].append(replicate_log_ratio(replicate))
 
     def timed_cells(self) -> list[Cell]:
-        """Return the cells to time: both arms have them and compute them correctly."""
-        correct = {(row.cell, row.arm) for row in self.surveys if row.status == "ok"}
-        return [cell for cell in self.timed if all((cell, arm) in correct for arm in ARMS)]
+        """Return the cells to time: both arms have them and compute them correctly, and head times them."""
+        in_base = {row.cell for row in self.surveys if row.status == "ok" and row.arm == "base"}
+        rows = (row for row in self.surveys if row.status == "ok" and row.arm == "head" and row.timed)
+        return sorted((row.cell for row in rows if row.cell in in_base), key=lambda cell: cell.name)
 
     def looks(self, settings: Settings) -> dict[str, Looks]:
         """Return the log ratios of all cells and controls, up to the first look with a missing replicate."""
@@ -103,12 +104,16 @@ class Evidence:
 def replicate_log_ratio(replicate: Replicate) -> float:
     """Return log(head / base) of a replicate: the trimmed mean over its rounds.
 
-    A round is the mean of log(time) over all calls of head, minus that of base. The fastest call of each
-    visit would vary less, but shows no slowdown of some calls only: a tenth of them slower by 30 % would look
-    like 0.4 %. The order of a round is ABBA or BAAB, so that linear drift cancels.
+    A round is the mean of log(time) over calls of head, minus that of base, without the slowest call of each
+    visit. The order of a round is ABBA or BAAB, so that linear drift cancels.
+
+    With the fastest call alone, replicates vary less, but if a quarter of the calls are slower by 12 %, that
+    is 3 % on average, it shows 1 % and the two fastest 2 %. The mean of all three calls shows 2.8 %, but
+    varies four times as much as that of the two fastest if other programs interrupt calls.
     """
     base, head = (
-        [fmean(map(math.log, visit)) for visit in visits] for visits in (replicate.base, replicate.head)
+        [fmean(map(math.log, sorted(visit)[: max(1, len(visit) - 1)])) for visit in visits]
+        for visits in (replicate.base, replicate.head)
     )
     rounds = zip(head[::2], head[1::2], base[::2], base[1::2], strict=True)
     return trimmed([(h1 + h2 - b1 - b2) / 2 for h1, h2, b1, b2 in rounds], ROUND_TRIM).mean
@@ -159,7 +164,7 @@ def bounds(estimate: Estimate, replicates: int, level: float, settings: Settings
     return Bounds(relative(0.5), relative(level), relative(1 - settings.beta), p, replicates)
 
 
-def sequential_test(looks: Looks, level: float, settings: Settings) -> tuple[Status | None, Bounds]:
+def sequential_test(looks: Looks, level: float, settings: Settings) -> Tested:
     """Test one cell look by look; return its status, None if it needs more replicates."""
     log_ratios: list[float] = []
     for new in looks:
@@ -175,20 +180,32 @@ def sequential_test(looks: Looks, level: float, settings: Settings) -> tuple[Sta
     return "INCONCLUSIVE" if tested.high > settings.worst else "PASS", tested
 
 
+def tests_of(log_ratios: Mapping[str, Looks], settings: Settings) -> dict[str, list[Tested]]:
+    """Test whether head is slower in each cell and control; with equal work, also whether it is faster."""
+    level = level_of_cell(log_ratios, settings)
+    with_margin = msgspec.structs.replace(settings, margin=min(settings.margin, CONTROL_MARGIN))
+    tests = {}
+    for name, looks in log_ratios.items():
+        control, _ = split_method(name)
+        rule = with_margin if control == MORE else settings
+        directions = (1, -1) if control == SAME else (1,)
+        tests[name] = [
+            sequential_test(
+                [[sign * log for log in new] for new in looks],
+                settings.alpha if control in CONTROLS else level,
+                rule,
+            )
+            for sign in directions
+            if looks
+        ]
+    return tests
+
+
 def open_names(log_ratios: Mapping[str, Looks], settings: Settings) -> list[str]:
     """Return the names of the cells and controls that need more replicates."""
-    level = level_of_cell(log_ratios, settings)
-
-    def is_open(name: str, looks: Looks) -> bool:
-        if not looks:
-            return True
-        control, _ = split_method(name)
-        if control in CONTROLS:
-            statuses = [status for status, _ in _control_tests(control, looks, settings)]
-            return None in statuses and "FAIL" not in statuses
-        return sequential_test(looks, level, settings)[0] is None
-
-    return [name for name, looks in log_ratios.items() if is_open(name, looks)]
+    tests = tests_of(log_ratios, settings)
+    statuses = {name: {status for status, _ in of_name} for name, of_name in tests.items()}
+    return [name for name, found in statuses.items() if not found or (None in found and "FAIL" not in found)]
 
 
 def level_of_cell(log_ratios: Mapping[str, Looks], settings: Settings) -> float:
@@ -214,10 +231,10 @@ def decide(
     elif missing := open_names(log_ratios, settings):
         reasons.append(f"not all replicates were measured: {first_names(missing)}")
     if log_ratios and all(log_ratios.values()):
-        cell_verdicts, mean = time_verdicts(log_ratios, settings)
-        verdicts += cell_verdicts
-        controls, misbehavior = control_verdicts(log_ratios, settings)
-        reasons += misbehavior
+        times, mean = time_verdicts(log_ratios, settings)
+        controls = [verdict for verdict in times if split_method(verdict.cell)[0] in CONTROLS]
+        verdicts += [verdict for verdict in times if verdict not in controls]
+        reasons += misbehavior(log_ratios, settings)
     return Decision(
         opening=opening,
         settings=settings,
@@ -243,21 +260,21 @@ def exit_code(verdicts: Sequence[Verdict], invalid: Sequence[str]) -> int:
 def exact_verdicts(surveys: Sequence[Surveyed]) -> list[Verdict]:
     """Return the verdicts on new and missing rows, on outputs and on counts, which need no statistics."""
     rows: dict[str, dict[Arm, Surveyed]] = {}
-    for row in surveys:
+    for row in sorted(surveys, key=lambda row: row.cell.name):
         rows.setdefault(row.cell.name, {})[row.arm] = row
-    return [
-        verdict for name, arms in rows.items() for verdict in _row_verdicts(name, arms["base"], arms["head"])
-    ]
+    both = ((name, arms.get("base"), arms.get("head")) for name, arms in rows.items())
+    return [verdict for name, base, head in both for verdict in _row_verdicts(name, base, head)]
 
 
-def _row_verdicts(name: str, base: Surveyed, head: Surveyed) -> Iterator[Verdict]:
-    if head.status == "failed":
+def _row_verdicts(name: str, base: Surveyed | None, head: Surveyed | None) -> Iterator[Verdict]:
+    if head and head.status == "failed":
         yield Verdict(name, "output", "FAIL", reason=head.reason)
-    elif base.status in {"absent", "unavailable"}:
-        if head.status == "ok":
+    elif base is None or base.status == "unavailable":
+        if head and head.status == "ok":
             yield Verdict(name, "row", "PASS", reason="added: base has no such row")
-    elif head.status != "ok":
-        yield Verdict(name, "row", "FAIL", reason=f"missing: {head.reason}")
+    elif head is None or head.status != "ok":
+        reason = head.reason if head else "the suite of head does not have it"
+        yield Verdict(name, "row", "FAIL", reason=f"missing: {reason}")
     elif base.status == "failed":
         yield Verdict(name, "output", "PASS", reason=f"nothing to compare with: base has {base.reason}")
     else:
@@ -269,53 +286,33 @@ def _row_verdicts(name: str, base: Surveyed, head: Surveyed) -> Iterator[Verdict
 
 
 def time_verdicts(log_ratios: Mapping[str, Looks], settings: Settings) -> tuple[list[Verdict], Verdict]:
-    """Return the verdicts on the times of all cells, and on their mean; controls are left out.
+    """Return the verdicts on the times of all cells and controls, and that on the mean over the cells.
 
     A cell that still needs replicates is INCONCLUSIVE.
     """
-    cells = {name: looks for name, looks in log_ratios.items() if split_method(name)[0] not in CONTROLS}
-    level = level_of_cell(cells, settings)
     verdicts = [
-        _time_verdict(name, *sequential_test(looks, level, settings)) for name, looks in cells.items()
+        Verdict(name, "latency_ns", status or "INCONCLUSIVE", tested)
+        for name, ((status, tested), *_) in tests_of(log_ratios, settings).items()
     ]
-    first_look = [trimmed(looks[0], settings.trim) for looks in cells.values()]
-    tested = bounds(mean_over_cells(first_look), settings.looks[0], level, settings)
+    level = level_of_cell(log_ratios, settings)
+    cells = [looks for name, looks in log_ratios.items() if split_method(name)[0] not in CONTROLS]
+    mean = mean_over_cells([trimmed(looks[0], settings.trim) for looks in cells])
+    tested = bounds(mean, settings.looks[0], level, settings)
     is_noisy = tested.high > settings.worst
     status: Status = "FAIL" if tested.p <= level else "INCONCLUSIVE" if is_noisy else "PASS"
-    return verdicts, _time_verdict(MEAN, status, tested)
+    return verdicts, Verdict(MEAN, "latency_ns", status, tested)
 
 
-def _time_verdict(name: str, status: Status | None, tested: Bounds) -> Verdict:
-    return Verdict(name, "latency_ns", status or "INCONCLUSIVE", tested)
-
-
-def _control_tests(control: str, looks: Looks, settings: Settings) -> list[tuple[Status | None, Bounds]]:
-    """Test whether head is slower in a control; in the control of equal work, also whether it is faster."""
-    if control == MORE:
-        settings = msgspec.structs.replace(settings, margin=min(settings.margin, CONTROL_MARGIN))
-        return [sequential_test(looks, settings.alpha, settings)]
-    inverse = [[-log_ratio for log_ratio in log_ratios] for log_ratios in looks]
-    return [sequential_test(directed, settings.alpha, settings) for directed in (looks, inverse)]
-
-
-def control_verdicts(log_ratios: Mapping[str, Looks], settings: Settings) -> tuple[list[Verdict], list[str]]:
-    """Return the verdicts on the controls, and an error for each control that misbehaves."""
-    verdicts, reasons = [], []
-    for name, looks in log_ratios.items():
+def misbehavior(log_ratios: Mapping[str, Looks], settings: Settings) -> Iterator[str]:
+    """Yield an error for each control that misbehaves."""
+    for name, tests in tests_of(log_ratios, settings).items():
         control, _ = split_method(name)
-        if control not in CONTROLS:
-            continue
-        tests = _control_tests(control, looks, settings)
-        verdicts.append(_time_verdict(name, *tests[0]))
         is_different = any(status == "FAIL" for status, _ in tests)
         effect = f"({100 * tests[0][1].effect:+.2f} %, at least {100 * tests[0][1].low:+.2f} %)"
         if control == MORE and not is_different:
-            reasons.append(
-                f"the control with 2 % more work was not found slower {effect}: the machine is too noisy"
-            )
-        elif control != MORE and is_different:
-            reasons.append(
+            yield f"the control with 2 % more work was not found slower {effect}: the machine is too noisy"
+        elif control == SAME and is_different:
+            yield (
                 f"the control with equal work differs between the arms {effect}: "
                 "both arms do not run under the same conditions"
             )
-    return verdicts, reasons

@@ -22,7 +22,6 @@ from esbench.gate.records import (
     Arm,
     Begin,
     Decision,
-    Hello,
     Message,
     Opening,
     Orders,
@@ -99,13 +98,9 @@ class Gate:
             msgspec.structs.replace(orders, process=number, processes=processes)
             for number in range(processes)
         ]
-        place: dict[str, int] = {}
         try:
             for message in self._messages(shares, "survey"):
-                if isinstance(message, Hello):
-                    evidence.timed = message.timed
-                    place = {cell.name: number for number, cell in enumerate(message.cells)}
-                elif isinstance(message, Surveyed):
+                if isinstance(message, Surveyed):
                     evidence.surveys.append(message)
         except WorkerError as error:
             arms = ", ".join(
@@ -113,7 +108,6 @@ class Gate:
                 for arm, revision in self.revisions.items()
             )
             raise UserError(f"{error} ({arms})") from error
-        evidence.surveys.sort(key=lambda row: place[row.cell.name])
         return Opening(
             schema=SCHEMA,
             gate_id=new_run_id("gate", now),
@@ -132,6 +126,7 @@ class Gate:
                 self.orders,
                 look=look,
                 process=number,
+                processes=processes,
                 core=self.cores[number % len(self.cores)],
                 names=tuple(names),
                 replicates=len(range(number, count, processes)),

@@ -103,21 +103,18 @@ class Begin(_Message, frozen=True, tag="begin"):
     total: int
 
 
-class Hello(_Message, frozen=True, tag="hello"):
-    """The cells of the suite in either revision, and those of head whose times the gate compares."""
-
-    cells: tuple[Cell, ...]
-    timed: tuple[Cell, ...]
-
-
 class Surveyed(_Message, frozen=True, tag="survey"):
-    """The counts of a cell in one arm by metric, or the reason for not having them."""
+    """The counts of a cell in one arm by metric, or the reason for not having them.
+
+    ``timed``: whether the gate compares the times of the cell.
+    """
 
     cell: Cell
     arm: Arm
-    status: Literal["ok", "absent", "unavailable", "failed"]
+    status: Literal["ok", "unavailable", "failed"]
     figures: dict[str, Sample] = msgspec.field(default_factory=dict)
     reason: str = ""
+    timed: bool = False
 
 
 class Replicate(_Message, frozen=True, tag="replicate"):
@@ -146,7 +143,7 @@ class End(_Message, frozen=True, tag="end"):
     failure: str = ""
 
 
-Message = Begin | Hello | Surveyed | Replicate | End
+Message = Begin | Surveyed | Replicate | End
 
 
 # The decision

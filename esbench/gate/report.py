@@ -8,7 +8,6 @@ from tabulate import tabulate
 from esbench.gate.decision import FAILED, INVALID, PASSED, USAGE
 from esbench.gate.records import CONTROLS, Decision, Status, Verdict, split_method
 from esbench.text import escape, one_line
-from esbench.units import format_value
 
 HEADINGS = ("verdict", "cell", "metric", "slower by", "at least", "at most", "replicates", "")
 WORDS = {PASSED: "PASS", FAILED: "FAIL", USAGE: "ERROR", INVALID: "INCONCLUSIVE"}
@@ -96,27 +95,17 @@ def _worst_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
 
 def _row(verdict: Verdict) -> tuple[str, ...]:
     """Return the cells of a verdict's row, one for each of :data:`HEADINGS`."""
-    bounds = verdict.bounds
-    is_control = split_method(verdict.cell)[0] in CONTROLS
-    status = ("slower" if verdict.status == "FAIL" else "alike") if is_control else verdict.status
+    bounds, status = verdict.bounds, str(verdict.status)
+    if split_method(verdict.cell)[0] in CONTROLS:
+        status = "slower" if status == "FAIL" else "alike"
     if bounds:
         signed = [_percent(share, "+") for share in (bounds.effect, bounds.low, bounds.high)]
-        numbers = (*signed, str(bounds.replicates))
+        numbers = ["time", *signed, str(bounds.replicates)]
     else:
-        numbers = (_counts(verdict), "", "", "")
+        counts = [format(count, ".15g") for count in (verdict.base, verdict.head) if count is not None]
+        numbers = [verdict.metric, " to ".join(counts), "", "", ""]
     remark = f"accepted: {verdict.accepted}" if verdict.accepted else verdict.reason
-    return (status, verdict.cell, "time" if bounds else verdict.metric, *numbers, remark)
-
-
-def _counts(verdict: Verdict) -> str:
-    """Format a count of base and of head, and the difference, which may not be visible in three digits."""
-    before, after = verdict.base, verdict.head
-    if before is None or after is None:
-        return "" if before is None else f"{format_value(verdict.metric, before)} to nothing"
-    first, second, difference = (
-        format_value(verdict.metric, count) for count in (before, after, abs(after - before))
-    )
-    return f"{first} to {second} ({'-' if after < before else '+'}{difference})"
+    return (status, verdict.cell, *numbers, remark)
 
 
 def _percent(share: float, sign: str = "") -> str:

@@ -27,7 +27,6 @@ from esbench.gate.records import (
     Begin,
     Cell,
     End,
-    Hello,
     Message,
     Orders,
     Replicate,
@@ -44,7 +43,7 @@ from esbench.measure.instruments import Instruments, instruments
 from esbench.measure.timers import Call, Clock, quiet
 from esbench.measure.validation import ExactChecks, InputRenewal, TorchState
 from esbench.registry import LOADED, REGISTRY, UnknownNameError, entries_of_suite
-from esbench.schema import QUALITY, Case, Phase, Variant
+from esbench.schema import QUALITY, Phase
 from esbench.workload import Workload, build
 
 WARM_CALLS = 3
@@ -92,38 +91,30 @@ class Worker:
     # Correctness and counts
 
     def survey(self) -> None:
-        """Send the cells, then the rows of this worker's share of the variants, in both arms."""
-        checks: dict[Arm, ExactChecks] = {}
-        cells: dict[Arm, tuple[Cell, ...]] = {}
-        timed: tuple[Cell, ...] = ()
-        absent = "the suite of head no longer has it"
+        """Send the rows of this worker's share of the variants in both arms."""
+        unknown = "the suite has no cell that is timed: name another --suite"
+        is_empty = True
         for arm in ARMS:
             self.trees.activate(arm)
-            checks[arm] = ExactChecks(REGISTRY.check_cases, self.orders.device, self.orders.seed)
+            checks = ExactChecks(REGISTRY.check_cases, self.orders.device, self.orders.seed)
+            groups: dict[str, dict[Cell, bool]] = {}
             try:
-                cells[arm], timed = self._cells()  # those of head, which is the second arm
+                for cell, is_timed in self._cells().items():
+                    label = f"{cell.variant.label(cell.case.operator)} on {cell.case.label}"
+                    groups.setdefault(label, {})[cell] = is_timed
             except UnknownNameError as error:
-                cells[arm], timed, absent = (), (), str(error)
-        everything = (*dict.fromkeys((*cells["head"], *cells["base"])),)
-        if not everything:
-            raise UserError(f"neither revision has a cell to time: {absent}")
-        self.send(Hello(everything, timed))
-        groups: dict[tuple[Variant, Case], list[Cell]] = {}
-        for cell in everything:
-            groups.setdefault((cell.variant, cell.case), []).append(cell)
-        share = [*groups.items()][self.orders.process :: self.orders.processes]
-        for number, ((variant, case), of_variant) in enumerate(share):
-            for arm in ARMS:
-                label = variant.label(case.operator)
+                unknown = str(error)
+            is_empty &= not groups
+            share = [*groups.items()][self.orders.process :: self.orders.processes]
+            for number, (label, cells) in enumerate(share):
                 self.send(Begin(f"the check of {label} in {arm}", number, len(share)))
-                self.trees.activate(arm)
-                for row in self._rows(arm, checks[arm], of_variant):
-                    # A cell that head could measure but its suite does not contain is a missing row, too.
-                    is_dropped = arm == "head" and row.status == "ok" and row.cell not in cells["head"]
-                    self.send(Surveyed(row.cell, arm, "absent", reason=absent) if is_dropped else row)
+                for row in self._rows(arm, checks, [*cells]):
+                    self.send(msgspec.structs.replace(row, timed=cells[row.cell]))
+        if is_empty:
+            raise UserError(unknown)
 
-    def _cells(self) -> tuple[tuple[Cell, ...], tuple[Cell, ...]]:
-        """Return the cells of the active revision's suite without baselines, and those that are timed.
+    def _cells(self) -> dict[Cell, bool]:
+        """Return the cells of the active revision's suite without baselines, and whether each is timed.
 
         Raises:
             UnknownNameError: the revision has no such suite or variant.
@@ -134,26 +125,17 @@ class Worker:
         if not orders.variants:
             entries = entries_of_suite(entries, suite, plugins)
         methods = [clock.method for clock in self.tools.clocks]
-        phases = [phase for phase in suite.phases if phase != QUALITY]
-        cells, timed = [], []
-        for case, entry in itertools.product(suite.cases, entries):
-            if not entry.supports(case) or entry.variant.baseline:
-                continue
-            is_named = bool(orders.variants) or entry.package in plugins
-            for phase, method in itertools.product(phases, methods):
-                cells.append(cell := Cell(entry.variant, case, phase, method))
-                if is_named or any(fnmatchcase(cell.name, glob) for glob in suite.timed):
-                    timed.append(cell)
-        return tuple(cells), tuple(timed)
+        cells = {}
+        for case, entry, phase, method in itertools.product(suite.cases, entries, suite.phases, methods):
+            if entry.supports(case) and not entry.variant.baseline and phase != QUALITY:
+                cell = Cell(entry.variant, case, phase, method)
+                is_named = bool(orders.variants) or entry.package in plugins
+                cells[cell] = is_named or any(fnmatchcase(cell.name, glob) for glob in suite.timed)
+        return cells
 
     def _rows(self, arm: Arm, checks: ExactChecks, cells: Sequence[Cell]) -> Iterator[Surveyed]:
         """Yield a row for each cell of a variant on a case: its counts, or the reason for not having them."""
-        variant, case = cells[0].variant, cells[0].case
-        entry = REGISTRY.entries.get(variant.name)
-        if entry is None or not entry.supports(case):
-            reason = f"no variant {variant.label(case.operator)}"
-            yield from (Surveyed(cell, arm, "absent", reason=reason) for cell in cells)
-            return
+        entry, case = REGISTRY.entries[cells[0].variant.name], cells[0].case
         counts: dict[Phase, dict[str, float]] = {}
         missing: dict[Phase, str] = {}
         try:
@@ -205,11 +187,11 @@ class Worker:
         orders = self.orders
         rng = random.Random(f"{orders.seed} {orders.look} {orders.process}")  # noqa: S311  # an order, not a secret
         self.trees.activate("head")
-        _, timed = self._cells()
+        cells = self._cells()
         set_ups: dict[str, tuple[SetUp, str]] = {
-            cell.name: (partial(self._set_up, cell), cell.case.dtype) for cell in timed
+            cell.name: (partial(self._set_up, cell), cell.case.dtype) for cell in cells
         }
-        for name, more in controls_of(timed).items():
+        for name, more in controls_of(cells).items():
             set_ups[name] = (partial(self._set_up_control, more), "float32")
         gc.collect()
         gc.freeze()  # later collections skip what is loaded by now

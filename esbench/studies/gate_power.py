@@ -7,7 +7,8 @@ are stored in ``<results>/<device>/gate/<id>.json`` and shown on the page ``repo
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, variance
 from typing import Annotated, NamedTuple
@@ -20,13 +21,13 @@ from esbench import store
 from esbench.errors import UserError
 from esbench.gate.decision import MEAN, open_names, replicate_log_ratio, time_verdicts, trimmed
 from esbench.gate.gate import Gate
-from esbench.gate.records import Opening, Settings, Verdict
+from esbench.gate.records import Opening, Settings
 from esbench.gate.worker_process import WorkerError
 from esbench.report.formats import write
 from esbench.report.formats.markdown import join, table
 from esbench.schema import Strict
-from esbench.studies import newest_files, percent
-from esbench.text import escape, pluralize
+from esbench.studies import newest_files, origin, percent
+from esbench.text import escape
 from esbench.units import ABSENT, format_number
 
 FOLDER = "gate"
@@ -71,10 +72,10 @@ class Result(Strict, frozen=True, kw_only=True):
     kind: str
     slower: float
     suites: int
-    found: int = 0
-    others: int = 0
-    inconclusive: int = 0
-    replicates: float = 0.0
+    found: int
+    others: int
+    inconclusive: int
+    replicates: float
 
 
 class GateStudy(Strict, frozen=True, kw_only=True):
@@ -144,63 +145,43 @@ def shares_of_variance(cells: Sequence[CellLogs], trim: float) -> Shares:
 def judge_suites(
     cells: Sequence[CellLogs], settings: Settings, kind: str, slower: float, suites: int
 ) -> Result:
-    """Decide on drawn suites in which nothing, a cell chosen at random, or every cell is slower."""
-    chosen = np.random.default_rng([SEED, 1]).integers(len(cells), size=suites)
-    targets = [{NOTHING: "", ALL_CELLS: MEAN}.get(kind, cells[index].name) for index in chosen]
-    found = others = inconclusive = replicates = 0
-    for target, (verdicts, count) in zip(
-        targets, decide_suites(cells, settings, slower, targets), strict=True
-    ):
-        failed = {verdict.cell for verdict in verdicts if verdict.status == "FAIL"}
-        found += target in failed if target else bool(failed)
-        others += bool(failed - {target, MEAN})
-        inconclusive += any(verdict.status == "INCONCLUSIVE" for verdict in verdicts)
-        replicates += count
-    return Result(
-        kind=kind,
-        slower=slower,
-        suites=suites,
-        found=found,
-        others=others,
-        inconclusive=inconclusive,
-        replicates=replicates / suites,
-    )
-
-
-def decide_suites(
-    cells: Sequence[CellLogs], settings: Settings, slower: float, targets: Sequence[str]
-) -> Iterator[tuple[list[Verdict], int]]:
-    """Draw one suite per target, with a fixed seed, and decide on it by the rule of the gate, look by look.
+    """Draw suites in which nothing, a cell chosen at random, or every cell is slower, and decide on them.
 
     A look draws processes of the study, and from each of them replicates of the cells that are still open.
     Both are drawn without replacement, as far as they suffice: else suites would vary more than gates, by the
     error of the study's own means. Both arms are the same revision, so the arms of a process are swapped with
-    probability 1/2.
-
-    Args:
-        cells: the cells of a suite; each has as many replicates in each process.
-        settings: the decision rule.
-        slower: slowdown that is added to the target.
-        targets: the name of a cell, ``MEAN`` for all cells, or "" for none.
-
-    Yields:
-        the verdicts on all cells and on their mean, and the number of replicates.
+    probability 1/2. The rule is that of the gate, look by look.
     """
     rng = np.random.default_rng(SEED)
     measured = {cell.name: np.array(cell.log_ratios) for cell in cells}
-    processes = len(cells[0].log_ratios)
-    for target in targets:
+    totals: Counter[str] = Counter()
+    for _ in range(suites):
+        target = {NOTHING: "", ALL_CELLS: MEAN}.get(kind) or str(rng.choice([*measured]))
         looks: dict[str, list[list[float]]] = {name: [] for name in measured}
-        order = np.resize(rng.permutation(processes), (len(settings.looks), settings.processes))
-        for drawn, count in zip(order, settings.new_replicates, strict=True):
+        order = rng.permutation(len(cells[0].log_ratios))
+        drawn = np.resize(order, (len(settings.looks), settings.processes))
+        for processes, count in zip(drawn, settings.new_replicates, strict=True):
             signs = rng.choice((-1.0, 1.0), (settings.processes, 1))
             for name in open_names(looks, settings):
-                shuffled = rng.permuted(measured[name][drawn], axis=1)
+                shuffled = rng.permuted(measured[name][processes], axis=1)
                 logs = signs * np.resize(shuffled.T, (count // settings.processes, settings.processes)).T
                 shift = math.log1p(slower) * (target in {name, MEAN})
                 looks[name].append((logs.ravel() + shift).tolist())
         verdicts, mean = time_verdicts(looks, settings)
-        yield [*verdicts, mean], sum(len(new) for by_look in looks.values() for new in by_look)
+        failed = {verdict.cell for verdict in (*verdicts, mean) if verdict.status == "FAIL"}
+        totals["found"] += target in failed if target else bool(failed)
+        totals["others"] += bool(failed - {target, MEAN})
+        totals["inconclusive"] += any(verdict.status == "INCONCLUSIVE" for verdict in (*verdicts, mean))
+        totals["replicates"] += sum(len(new) for by_look in looks.values() for new in by_look)
+    return Result(
+        kind=kind,
+        slower=slower,
+        suites=suites,
+        found=totals["found"],
+        others=totals["others"],
+        inconclusive=totals["inconclusive"],
+        replicates=totals["replicates"] / suites,
+    )
 
 
 # The page
@@ -247,25 +228,24 @@ def page(studies: Sequence[GateStudy]) -> str:
     """Return the page as Markdown."""
     parts = ["# False alarms and power of the gate", _INTRODUCTION]
     for study in studies:
-        parts += [f"## {escape(study.opening.environment.device_name)}", _origin(study)]
+        parts += [f"## {escape(study.opening.environment.device_name)}", _facts(study)]
         parts += ["### Power", _power_table(study.results), _POWER]
         parts += ["### Shares of the variance", _shares_table(study), _SHARES]
     return join(parts)
 
 
-def _origin(study: GateStudy) -> str:
-    opening, settings = study.opening, study.settings
-    here, commit = opening.environment, opening.revisions["head"].commit
-    by_process = study.cells[0].log_ratios
+def _facts(study: GateStudy) -> str:
+    opening, settings, by_process = study.opening, study.settings, study.cells[0].log_ratios
     looks = ", ".join(map(str, settings.looks))
-    return (
-        f"Study {opening.gate_id}, started {opening.started}: suite {opening.suite}, seed {opening.seed}, "
-        f"{len(study.cells)} cells with {len(by_process[0])} replicates in each of {len(by_process)} "
-        f"processes in {study.wall_s:.0f} s; commit {commit[:7]} in both arms; torch {here.torch}, "
-        f"Python {here.python}, {pluralize(here.threads, 'thread')}. The gate looks after {looks} "
-        f"replicates; its margin is {percent(settings.margin)}, and its family-wise level "
-        f"{percent(settings.alpha)}."
+    facts = (
+        f"suite {opening.suite}",
+        f"{len(study.cells)} cells, {len(by_process[0])} replicates in each of {len(by_process)} processes",
+        f"{study.wall_s:.0f} s",
+        f"revision {opening.revisions['head'].commit[:7]} in both arms",
+        f"the gate looks after {looks} replicates",
+        f"its margin is {percent(settings.margin)}, and its family-wise level {percent(settings.alpha)}",
     )
+    return origin(opening.gate_id, opening.started, opening.environment, facts)
 
 
 def _power_table(results: Sequence[Result]) -> str:

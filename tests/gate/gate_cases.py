@@ -1,28 +1,36 @@
-"""Invented evidence and decisions of gates, for tests of the decision and its presentation."""
+"""Invented evidence, fake workers that send it, and decisions."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from esbench.gate.decision import Evidence, decide
+from esbench.gate.gate import Gate, Start
 from esbench.gate.records import (
     ARMS,
     MORE,
     SAME,
     SCHEMA,
     Arm,
+    Begin,
     Bounds,
     Cell,
     Decision,
+    End,
+    Message,
     Opening,
+    Orders,
+    Replicate,
     Revision,
     Settings,
     Status,
     Surveyed,
     Verdict,
 )
+from esbench.gate.worker_process import WorkerError
 from esbench.schema import Case, Variant
 from tests import synthetic
 
@@ -31,7 +39,8 @@ SETTINGS = Settings()
 QUIET = 0.0002
 """Relative spread of replicates on a quiet machine."""
 CONTROLS = {f"{SAME} | host": 0.0, f"{MORE} | host": 0.02}
-COUNTS = {"peak_bytes": 1000.0, "launches": 7.0}
+COUNTS = {"peak_bytes": 1000.0, "launches": 7.0, "graphs": 1.0}
+NS = 1e6
 
 Shares = Mapping[str, float]
 
@@ -49,15 +58,16 @@ def spread(share: float, count: int, noise: float = QUIET) -> list[float]:
     return [math.log1p(share) + noise * (2 * index / (count - 1) - 1) for index in range(count)]
 
 
-def surveyed(surveyed_cell: Cell, arm: Arm, status: str = "ok", reason: str = "") -> Surveyed:
-    """Return the row of a cell in an arm; with the same counts for all cells if its status is "ok"."""
-    figures = COUNTS if status == "ok" else {}
-    return Surveyed(cell=surveyed_cell, arm=arm, status=status, figures=figures, reason=reason)  # type: ignore[arg-type]  # a status
+def surveyed(cell: Cell, arm: Arm, status: str = "ok", reason: str = "", **more: float) -> Surveyed:
+    """Return the row of a cell in an arm; if its status is "ok", with the counts of all cells or others."""
+    figures = COUNTS | more if status == "ok" else {}
+    return Surveyed(cell, arm, status, figures, reason, timed=True)  # type: ignore[arg-type]  # a status
 
 
-def surveys(cells: Iterable[Cell] = CELLS) -> list[Surveyed]:
-    """Return surveys in which both arms have all cells and the same counts."""
-    return [surveyed(cell, arm) for cell in cells for arm in ARMS]
+def surveys(cells: Iterable[Cell] = CELLS, *changed: Surveyed) -> list[Surveyed]:
+    """Return surveys in which both arms have all cells and the same counts, except for the changed rows."""
+    rows = {(cell, arm): surveyed(cell, arm) for cell in cells for arm in ARMS}
+    return [*(rows | {(row.cell, row.arm): row for row in changed}).values()]
 
 
 def evidence(
@@ -73,15 +83,50 @@ def evidence(
     Cells have no effect, except for the given slowdowns.
     """
     rows = surveys() if rows is None else rows
-    timed = [*dict.fromkeys(row.cell for row in rows)]
-    shares = {cell.name: 0.0 for cell in timed} | dict(shares or {})
+    shares = {row.cell.name: 0.0 for row in rows} | dict(shares or {})
     measured = {name: (share, noise) for name, share in shares.items()}
     measured |= {name: (share, QUIET) for name, share in controls.items()}
     log_ratios = {
         name: [spread(share, count, width) for count in SETTINGS.new_replicates][:looks]
         for name, (share, width) in measured.items()
     }
-    return Evidence(list(rows), timed, log_ratios)
+    return Evidence(list(rows), log_ratios)
+
+
+def replay(measured: Evidence, dies_in: str = "") -> Start:
+    """Return a function that starts fake workers, which send this evidence, or die in "survey" or "look"."""
+    cells = [*dict.fromkeys(row.cell for row in measured.surveys)]
+
+    def messages(orders: Orders) -> Iterator[Message]:
+        yield Begin("a check", 0, 1)
+        if dies_in == ("look" if orders.names else "survey"):
+            raise WorkerError("the worker ended with signal 9")
+        if not orders.names:
+            share = cells[orders.process :: orders.processes]
+            yield from (row for row in measured.surveys if row.cell in share)
+        for name in orders.names:
+            for log_ratio in measured.log_ratios[name][orders.look][orders.process :: orders.processes]:
+                arms = [((NS * math.exp(log),),) * 2 for log in (0.0, log_ratio)]
+                yield Replicate(orders.look, orders.process, name, ARMS[:1], *arms)
+        yield End()
+
+    def start(orders: Sequence[Orders], folder: Path) -> Generator[tuple[int, Message]]:
+        assert folder
+        for number, order in enumerate(orders):
+            yield from ((number, message) for message in messages(order))
+
+    return start
+
+
+def fake_gate(folder: Path, start: Start) -> Gate:
+    """Return a gate on fake workers, whose revisions would be in a folder."""
+    return Gate(
+        orders=Orders(roots={arm: str(folder / arm) for arm in ARMS}, device="cpu", suite="gate"),
+        revisions={arm: Revision(asked=arm, commit="0" * 40) for arm in ARMS},
+        environment=synthetic.environment(),
+        cores=(None, None),
+        start=start,
+    )
 
 
 def decided(measured: Evidence, *invalid: str, settings: Settings = SETTINGS) -> Decision:

@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 
 from esbench.errors import UserError
+from esbench.gate.decision import Evidence
 from esbench.gate.records import Settings
 from esbench.studies import gate_power, newest_files
 from esbench.studies.gate_power import ALL_CELLS, NOTHING, ONE_CELL, CellLogs, GateStudy
-from tests.gate.fake_worker import NAMES, fake_gate
+from tests.gate.gate_cases import ABLE, CELLS, evidence, fake_gate, replay, surveyed
 
 SETTINGS = Settings()
 
 
-def study(results: Path, fault: str = "none") -> GateStudy:
-    """Measure a study of four cells on fake workers; store it and read it back."""
-    path = gate_power.measure(fake_gate(results, fault), results, 3, 8)
+def study(results: Path, measured: Evidence) -> GateStudy:
+    """Measure a study on fake workers; store it and read it back."""
+    path = gate_power.measure(fake_gate(results, replay(measured)), results, 3, 12)
     assert newest_files(results, gate_power.FOLDER) == [path]
     return msgspec.json.decode(path.read_bytes(), type=GateStudy)
 
@@ -64,9 +65,9 @@ def test_a_page_has_the_results_of_the_newest_study(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(
         gate_power, "PLANTED", ((NOTHING, 0.0, 60), (ONE_CELL, 0.05, 20), (ALL_CELLS, 0.01, 20))
     )
-    measured = study(tmp_path)
-    assert [row.name.split("Linear")[0] for row in measured.cells] == [*NAMES]
-    assert {(len(row.log_ratios), *map(len, row.log_ratios)) for row in measured.cells} == {(3, 8, 8, 8)}
+    measured = study(tmp_path, evidence())
+    assert [row.name for row in measured.cells] == [cell.name for cell in CELLS]
+    assert {(len(row.log_ratios), *map(len, row.log_ratios)) for row in measured.cells} == {(3, 12, 12, 12)}
     (path,) = gate_power.render(tmp_path, tmp_path / "out")
     text = path.read_text(encoding="utf-8")
     assert text == gate_power.page([measured])
@@ -75,7 +76,7 @@ def test_a_page_has_the_results_of_the_newest_study(tmp_path: Path, monkeypatch:
     assert ["one cell", "5.00 %", "20", "100 %"] in [row[:4] for row in rows]
     assert {"set-ups in a process", "processes"} <= {row[0] for row in rows}
     with pytest.raises(UserError, match="no variant of the suite is computed correctly"):
-        study(tmp_path / "new", fault="new")
+        study(tmp_path / "new", evidence(rows=[surveyed(ABLE, "head")]))
     assert gate_power.render(tmp_path / "empty", tmp_path) == []
     newest_files(tmp_path, gate_power.FOLDER)[0].write_text("{}")
     with pytest.raises(UserError, match=r"not a study of the gate: .*missing required field"):

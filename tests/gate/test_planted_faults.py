@@ -12,23 +12,31 @@ import pytest
 
 from esbench.errors import UserError
 from esbench.gate import waivers
+from esbench.gate.decision import Evidence
 from esbench.gate.gate import REPLICATES
-from esbench.gate.records import ARMS, CONTROLS, Line, Replicate, Settings, Surveyed
-from tests.gate.fake_worker import NAMES, UNTIMED, VICTIM, fake_gate
+from esbench.gate.records import ARMS, MORE, SAME, Line, Replicate, Settings, Surveyed
+from tests.gate.gate_cases import ABLE, BAKER, CELLS, DOG, evidence, fake_gate, replay, surveyed, surveys
+from tests.gate.gate_cases import CONTROLS as MEASURED
 
 PASS, FAIL, USAGE, INVALID = 0, 1, 2, 3
 LAST_DAY = dt.date.today() + dt.timedelta(days=300)  # noqa: DTZ011  a waiver's last day is a local date
 WAIVER = f'[[accept]]\ncell = "*"\nmetric = "latency_ns"\nreason = "meant to be so"\nexpires = {LAST_DAY}\n'
+WITHOUT_DOG = surveys(CELLS, msgspec.structs.replace(surveyed(DOG, "head"), timed=False))
+"""Surveys of which the times of a cell are not compared."""
 
 
-def outcome(fault: str, folder: Path, gate_toml: str = "") -> tuple[int, str]:
-    """Run a gate on fake workers with a fault; return its exit code and its messages other than "PASS"."""
+def changed(status: str = "ok", **more: float) -> Evidence:
+    """Return evidence in which a row of head has another status or counts."""
+    return evidence(rows=surveys(CELLS, surveyed(BAKER, "head", status, "it is off", **more)))
+
+
+def outcome(measured: Evidence, folder: Path, gate_toml: str = "", dies_in: str = "") -> tuple[int, str]:
+    """Run a gate on fake workers; return its exit code and its messages other than "PASS"."""
     folder.mkdir()
     (folder / waivers.FILE).write_text(gate_toml, encoding="utf-8")
-    gate = fake_gate(folder, fault)
     try:
         accepted = waivers.read(folder, dt.datetime.now(dt.UTC).date())
-        decision = waivers.apply(gate.run(folder), accepted)
+        decision = waivers.apply(fake_gate(folder, replay(measured, dies_in)).run(folder), accepted)
     except UserError as error:
         return USAGE, str(error)
     messages = [
@@ -40,62 +48,74 @@ def outcome(fault: str, folder: Path, gate_toml: str = "") -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "code", "words"),
+    ("measured", "code", "words"),
     [
-        ("none", PASS, "PASS"),
-        ("slower", FAIL, VICTIM),  # one cell is slower by 2 %
-        ("sometimes", FAIL, VICTIM),  # a tenth of the calls of one cell are slower by 30 %
-        ("everywhere", FAIL, "geometric mean"),  # every cell is slower by 1.2 %
-        ("missing", FAIL, VICTIM),  # a variant was removed
-        ("wrong", FAIL, "wrong result"),  # the output of head is wrong
-        ("peak_bytes", FAIL, f"{UNTIMED}Linear | Linear(4, 4) members=8 | forward | host peak_bytes"),
-        ("launches", FAIL, "launches"),  # one more launch
-        ("graphs", FAIL, "graphs"),  # one more compiled graph
-        ("dies", INVALID, "the worker ended with signal 9; not all replicates were measured: Able"),
-        ("deaf", INVALID, "2 % more work was not found"),  # control work takes the same time in both arms
-        ("biased", INVALID, "equal work differs"),  # control work is 3 % slower in head
-        ("fast", INVALID, "equal work differs"),  # control work is 3 % faster in head
-        ("noisy", INVALID, "too noisy"),  # set-ups differ by 50 %
-        ("new", INVALID, "no cell was measured"),  # no cell is in both arms
-        ("empty", USAGE, "no suite of that name (base is base, 000"),  # neither revision has the suite
-        ("unloadable", USAGE, "head cannot be loaded after base"),
+        (evidence(), PASS, "PASS"),
+        (evidence({BAKER.name: 0.02}), FAIL, f"FAIL {BAKER.name} latency_ns"),
+        (evidence({cell.name: 0.012 for cell in CELLS}, noise=0.02), FAIL, "FAIL geometric mean latency_ns"),
+        (changed("unavailable"), FAIL, f"FAIL {BAKER.name} row missing: it is off"),
+        (changed("failed"), FAIL, f"FAIL {BAKER.name} output it is off"),
+        (changed(peak_bytes=1001.0), FAIL, f"FAIL {BAKER.name} peak_bytes"),
+        (changed(launches=8.0), FAIL, f"FAIL {BAKER.name} launches"),
+        (changed(graphs=2.0), FAIL, f"FAIL {BAKER.name} graphs"),
+        (evidence(controls={**MEASURED, f"{MORE} | host": 0.0}), INVALID, "2 % more work was not found"),
+        (evidence(controls={**MEASURED, f"{SAME} | host": 0.03}), INVALID, "equal work differs"),
+        (evidence(controls={**MEASURED, f"{SAME} | host": -0.03}), INVALID, "equal work differs"),
+        (evidence(noise=1.0), INVALID, "INCONCLUSIVE"),
+        (evidence(rows=[surveyed(ABLE, "head")]), INVALID, "no cell was meas"),
     ],
 )
 def test_a_fault_ends_with_its_exit_code_and_is_named(
-    fault: str, code: int, words: str, tmp_path: Path
+    measured: Evidence, code: int, words: str, tmp_path: Path
 ) -> None:
     """An unchanged revision passes; a fault needs both its exit code and its name in the output."""
-    exit_code, messages = outcome(fault, tmp_path / "gate")
+    exit_code, messages = outcome(measured, tmp_path / "gate")
     assert (exit_code, "\n" in messages) == (code, False), messages
     assert words in messages
-    if fault == "slower":  # only the victim fails, and it passes if waived
-        assert messages.count("FAIL") == 1
-        exit_code, messages = outcome(fault, tmp_path / "waived", WAIVER)
-        assert exit_code == PASS
-        assert "meant to be" in messages
-    if fault == "none":
-        exit_code, messages = outcome(fault, tmp_path / "unused", WAIVER)
-        assert exit_code == USAGE
-        assert "applies to nothing" in messages
+
+
+def test_a_slower_cell_fails_alone_and_can_be_waived(tmp_path: Path) -> None:
+    """A waiver that applies to nothing is an error. Only times of the suite's timed cells count."""
+    measured = evidence({ABLE.name: -0.02, BAKER.name: 0.02, DOG.name: 0.02}, rows=WITHOUT_DOG)
+    exit_code, messages = outcome(measured, tmp_path / "gate")
+    assert (exit_code, messages.count("FAIL")) == (FAIL, 1)
+    exit_code, messages = outcome(measured, tmp_path / "waived", WAIVER)
+    assert (exit_code, "meant to be" in messages) == (PASS, True)
+    exit_code, messages = outcome(evidence(), tmp_path / "unused", WAIVER)
+    assert (exit_code, "applies to nothing" in messages) == (USAGE, True)
+
+
+def test_a_worker_that_dies_makes_a_gate_invalid(tmp_path: Path) -> None:
+    """If it dies before anything is timed, nothing can be compared; either error is one line."""
+    died = "the worker ended with signal 9"
+    exit_code, messages = outcome(evidence(), tmp_path / "gate", dies_in="look")
+    assert exit_code == INVALID
+    assert messages.startswith(f"{died}; not all replicates were measured: {ABLE.name}")
+    zeros = 12 * "0"
+    expected = (USAGE, f"{died} (base is base, {zeros}, head is head, {zeros})")
+    assert outcome(evidence(), tmp_path / "survey", dies_in="survey") == expected
 
 
 def test_every_sample_is_on_disk(tmp_path: Path) -> None:
     """All timed cells are in the first look, only undecided ones in later looks; counts are of all cells."""
-    looks = Settings().looks
-    outcome("unclear", tmp_path / "gate")
+    looks, measured = Settings().looks, evidence({BAKER.name: 0.01}, rows=WITHOUT_DOG)
+    measured.log_ratios[BAKER.name] = evidence({BAKER.name: 0.01}, noise=0.06).log_ratios[BAKER.name]
+    outcome(measured, tmp_path / "gate")
     lines = (tmp_path / "gate" / REPLICATES).read_bytes().splitlines()
     records = [msgspec.json.decode(line, type=Line) for line in lines]
     rows = [record for record in records if isinstance(record, Surveyed)]
-    assert [(row.cell.variant.scheme, row.arm) for row in rows] == [
-        (name, arm) for name in (*NAMES, UNTIMED) for arm in ARMS
-    ]
+    assert {(row.cell, row.arm) for row in rows} == {(cell, arm) for cell in CELLS for arm in ARMS}
+    assert len(rows) == 2 * len(CELLS)
     replicates = [record for record in records if isinstance(record, Replicate)]
-    first = [replicate for replicate in replicates if replicate.look == 0]
-    assert Counter(replicate.cell.split("Linear")[0] for replicate in first) == {
-        **dict.fromkeys(NAMES, looks[0]),
-        **{f"{control} | host": looks[0] for control in CONTROLS},
+    assert Counter((replicate.cell, replicate.look) for replicate in replicates) == {
+        **{(name, 0): looks[0] for name in (ABLE.name, *MEASURED)},
+        **{(BAKER.name, look): count for look, count in enumerate(Settings().new_replicates)},
     }
-    assert {replicate.process for replicate in first} == {*range(Settings().processes)}
-    later = Counter(replicate.cell.split("Linear")[0] for replicate in replicates if replicate.look)
-    assert later.keys() == {VICTIM}
-    assert later[VICTIM] in {count - looks[0] for count in looks[1:]}
+    assert {replicate.process for replicate in replicates} == {*range(Settings().processes)}
+
+
+def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
+    """Every sample must be stored, so the gate ends; the command prints the error in one line."""
+    (tmp_path / REPLICATES).symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        fake_gate(tmp_path, replay(evidence())).run(tmp_path)
