@@ -35,7 +35,7 @@ suite(
             case(2048, width=256),
             case(256, width=1024),
             *(case(population, 8, operator=CNN) for population in (256, 2048)),
-            *(case(population, 32, operator=TRANSFORMER) for population in (256, 2048)),
+            case(256, 32, operator=TRANSFORMER),
         ),
         phases=("forward", "step", QUALITY),
         cell_s=0.2,
