@@ -32,9 +32,10 @@ def set_up_process() -> None:
 
 
 def _mlp(jax: Any, parameters: Any, x: Any) -> Any:  # noqa: ANN401  arrays of JAX
-    """Return the logits of the MLP with parameters in torch's order."""
+    """Return the logits of the MLP with parameters in torch's order; columns are faster than rows."""
     weight, bias, last_weight, last_bias = parameters
-    return jax.nn.relu(x @ weight.T + bias) @ last_weight.T + last_bias
+    hidden = jax.nn.relu(weight @ x.T + bias[:, None])
+    return (last_weight @ hidden + last_bias[:, None]).T
 
 
 def _cnn(jax: Any, parameters: Any, x: Any) -> Any:  # noqa: ANN401  the same

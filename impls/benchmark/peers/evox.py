@@ -80,7 +80,9 @@ class EvoxSearch(AbstractSearch):
         torch.manual_seed(task.seed)
         # The first step is init_step(), which for these algorithms is step().
         take_step = self._workflow.step
-        self._take_step = core.compile(take_step) if scheme.compiled else take_step
+        # The compiler's own random numbers take a CPU longer than all the rest of a generation.
+        options = {"fallback_random": True}
+        self._take_step = core.compile(take_step, options=options) if scheme.compiled else take_step
 
     @override
     def step(self, x: Tensor) -> Tensor:
