@@ -102,6 +102,7 @@ def _others(generations: Generations, notes: Footnotes) -> Block:
         for case in cases
     }
     columns["memory (MB)"] = [_quality_cell(generations, variant, MEMORY) for variant in variants]
+    columns["evaluations per GB"] = [_per_gb_cell(generations, variant) for variant in variants]
     columns["loss"] = [_loss_cell(generations, variant, notes) for variant in variants]
     columns["first generation (ms)"] = [
         _quality_cell(generations, variant, SET_UP, cases[-1]) for variant in variants
@@ -142,6 +143,15 @@ def _per_ms_cell(generations: Generations, variant: Variant, case: Case) -> Cell
     return number_cell(
         CellNumber("effective_members_per_ms", members / (time_ns / 1e6), (row, n_eff), kind="number")
     )
+
+
+def _per_gb_cell(generations: Generations, variant: Variant) -> Cell:
+    row = generations.anywhere(variant, *MEMORY)
+    peak_bytes = median(row) if row else None
+    if row is None or not peak_bytes or variant.mode == "base":
+        return Cell("")
+    per_gb = evaluations(row.case) / (peak_bytes / 1e9)
+    return number_cell(CellNumber("evaluations_per_gb", per_gb, (row,), kind="number"))
 
 
 def _quality_cell(
