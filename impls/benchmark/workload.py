@@ -101,6 +101,7 @@ class PopulationWorkload(Workload):
             self._noise = None
         elif self._noise is None:
             self._noise = self._population.sample(0)
+        self._population.model.zero_grad()
         if phase == "update":
             _, self._record = self._population.call_with_activations(
                 self._x.items[0], noise=self._current_noise()
@@ -158,12 +159,12 @@ class PopulationWorkload(Workload):
     def _update_gradients(self, utilities: Tensor) -> Mapping[str, Tensor]:
         """Write utilities into the inputs of the timed call, run it, and return its gradients."""
         self._utilities.items[0].copy_(utilities.view(-1))
-        parameters = dict(self._population.model.named_parameters())
+        names = [name for name, _ in self._population.model.named_parameters()]
 
         def update() -> dict[str, Tensor]:
             self._utilities.restart()
-            self._update()
-            return {name: p.grad for name, p in parameters.items() if p.grad is not None}
+            gradients = zip(names, self._update(), strict=True)
+            return {name: gradient for name, gradient in gradients if gradient is not None}
 
         return self._call_often("update", update)
 
@@ -234,13 +235,14 @@ class PopulationWorkload(Workload):
                     raise WrongResultError(f"{phase} gives different results for the same input and noise")
         return results
 
-    def _update(self) -> object:
-        self._population.model.zero_grad()
+    def _update(self) -> list[Tensor | None]:
         self._population.update(self._current_noise(), self._utilities.take(), self._record)
-        return [parameter.grad for parameter in self._population.model.parameters()]
+        gradients = [parameter.grad for parameter in self._population.model.parameters()]
+        # At the start of a call this would hide the memory of its gradients: that of the last ones is freed.
+        self._population.model.zero_grad()
+        return gradients
 
     def _step(self) -> object:
-        self._optimizer.zero_grad()
         noise = self._sample()
         y, record = self._population.call_with_activations(self._x.take(), noise=noise)
         sides = 2 if self._case.antithetic else 1
@@ -249,6 +251,7 @@ class PopulationWorkload(Workload):
         utilities = member_means - member_means.mean()
         self._population.update(noise, utilities, record)
         self._optimizer.step()
+        self._optimizer.zero_grad()
         return y
 
     def _current_noise(self) -> PopulationNoise:
