@@ -80,8 +80,8 @@ class EvoxSearch(AbstractSearch):
         torch.manual_seed(task.seed)
         # The first step is init_step(), which for these algorithms is step().
         take_step = self._workflow.step
-        # The compiler's own random numbers take a CPU longer than all the rest of a generation.
-        options = {"fallback_random": True}
+        # On a CPU the compiler's own random numbers take longer than all the rest of a generation.
+        options = {"fallback_random": device.type == "cpu"}
         self._take_step = core.compile(take_step, options=options) if scheme.compiled else take_step
 
     @override
