@@ -391,12 +391,14 @@ def _places(values: Iterable[object]) -> tuple[bool, bool]:
 
 
 def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
-    """Yield the tensors among values and in lists of them."""
+    """Yield the tensors among values, in lists of them and in Triton's descriptors."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, list | tuple):
             yield from _tensors(value)
+        elif type(value).__name__ == "TensorDescriptor":
+            yield from _tensors([vars(value)["base"]])
 
 
 def _on_cuda(value: Any) -> Any:

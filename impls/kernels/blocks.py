@@ -116,7 +116,7 @@ def kept_blocks_kernel(
     ``changes`` [groups, output blocks, input blocks] is -1 where either block is off. With ``factors``,
     dropped blocks are multiplied too, unless their factors are 0.
     """
-    row_tile, column_tile = tile_index(groups * group_tiles, tiles_n, GROUP_M)
+    row_tile, column_tile = tile_index(tl.program_id(0).to(tl.int64), groups * group_tiles, tiles_n, GROUP_M)
     group = (row_tile // group_tiles).to(tl.int32)
     # Members take groups in turn; ``first`` is the group of member 0.
     first_member = (group + groups - first) % groups

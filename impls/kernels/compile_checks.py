@@ -28,11 +28,9 @@ from impls.kernels import (
     binary_matmul,
     blocks,
     dense_rng,
-    dropout,
-    flipped,
+    gemm,
     hadamard,
     launches,
-    lowrank,
     lowrank_rng,
     outer,
     permuted,
@@ -242,10 +240,8 @@ def low_rank() -> Iterator[Check]:
     check_dtypes: Sequence[Dtype]
     for rank, check_dtypes in ((1, DTYPES), (4, DTYPES), (8, DTYPES[:1]), (most, DTYPES)):
         make = partial(launches.low_rank, rank=rank)
-        rows = lowrank.default_tiling(rank).block_m
-        yield from per_dtype(
-            f"low rank, rank {rank}", lowrank.low_rank_kernel, make, check_dtypes, tile_rows=rows
-        )
+
+        yield from per_dtype(f"low rank, rank {rank}", gemm.product_kernel, make, check_dtypes)
 
     def down(operands: Operands, rank: int, *, signs: bool) -> Launch:
         return lambda _: lowrank_rng.down_product(operands.x, operands.draw(), rank, signs=signs)
@@ -262,9 +258,7 @@ def low_rank() -> Iterator[Check]:
         ):
             title = f"drawn low rank, up, rank {rank}, {values}{', images' if positions > 1 else ''}"
             make = partial(launches.drawn_low_rank, rank=rank, signs=signs)
-            yield from per_dtype(
-                title, lowrank_rng.low_rank_up_kernel, make, check_dtypes, positions=positions
-            )
+            yield from per_dtype(title, lowrank_rng.drawn_up_kernel, make, check_dtypes, positions=positions)
 
 
 def dropout_masks() -> Iterator[Check]:
@@ -272,8 +266,8 @@ def dropout_masks() -> Iterator[Check]:
     most, make = blocks.MAX_BLOCKS, launches.block_dropout_product
     for off, name, dtypes in ((0.0, "plain", NORMAL_DTYPES), (1.0, "antithetic", DTYPES)):
         for title, kernel, launch in (
-            ("inputs", dropout.dropped_kernel, partial(launches.dropout_product, side="in")),
-            ("outputs", dropout.dropped_kernel, partial(launches.dropout_product, side="out")),
+            ("inputs", gemm.product_kernel, partial(launches.dropout_product, side="in")),
+            ("outputs", gemm.product_kernel, partial(launches.dropout_product, side="out")),
             ("blocks of inputs", blocks.kept_blocks_kernel, partial(make, out=1, inner=2, groups=8)),
             (
                 "16 blocks of both sides",
@@ -288,13 +282,15 @@ def shared_cores() -> Iterator[Check]:
     """Products with flipped, Hadamard, permuted and sparse noise."""
     for side, dtypes in (("in", DTYPES[:1]), ("out", DTYPES[:1]), ("both", DTYPES)):
         make: Any = partial(launches.flips, side=side)
-        yield from per_dtype(f"flipped, side {side}", flipped.flipped_kernel, make, dtypes)
-    yield from per_dtype("Hadamard", hadamard.hadamard_kernel, launches.hadamard_noise)
-    tiling = hadamard.TILING._replace(block_m=64, block_n=64, num_warps=4)
-    small = lambda operands: lambda _: launches.hadamard_noise(operands)(tiling)  # noqa: E731  one of several launches
-    yield from per_dtype("Hadamard, one block", hadamard.hadamard_kernel, small, DTYPES[:1])
+        yield from per_dtype(f"flipped, side {side}", gemm.product_kernel, make, dtypes)
+    yield from per_dtype("Hadamard, product", gemm.product_kernel, launches.hadamard_noise, NORMAL_DTYPES)
+    for inputs, dtypes in ((1024, NORMAL_DTYPES), (8192, NORMAL_DTYPES), (hadamard.MAX_WIDTH, NORMAL_DTYPES)):
+        title = f"Hadamard, rows of {inputs}"
+        yield from per_dtype(
+            title, hadamard.hadamard_rows_kernel, launches.hadamard_noise, dtypes, tile_rows=16, inputs=inputs
+        )
     make = partial(launches.two_products, count=1024)
-    yield from per_dtype("two products", permuted.permuted_kernel, make)
+    yield from per_dtype("two products", gemm.product_kernel, make)
     columns = empty(8192, 1024, dtype=torch.int64)
     launch: Callable[[], object] = partial(
         permuted.gather_channels, layer_operands(torch.bfloat16).x, columns
@@ -306,7 +302,7 @@ def shared_cores() -> Iterator[Check]:
         (sparse.MAX_COLUMNS, SIGMA, DTYPES),
     ):
         make = partial(launches.sparse_noise, count=count, sigma=sigma)
-        yield from per_dtype(f"sparse noise, k = {count}", sparse.sparse_kernel, make, dtypes)
+        yield from per_dtype(f"sparse noise, k = {count}", gemm.product_kernel, make, dtypes)
     launch = partial(sparse.column_sums, columns[:, :1], empty(8192, 1, 1024), empty(8192), 1024)
     yield Check("sums of sparse noise, bfloat16", sparse.column_sums_kernel, launch, "ld.global.v4")
 

@@ -13,25 +13,19 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.kernels.gemm import (
-    gemm_loop,
     gemm_of,
-    load_weight,
-    load_x,
+    load_of_members,
     operand,
     row_to_member,
     select_tiling,
-    tile_offsets,
 )
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.scheme import AbstractFusedRows
 from impls.kernels.tiling import Tiling
 from impls.schemes.dropout import DropoutMask, DropoutNoise
 
-TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=3)
-"""Default tile sizes for dropout of outputs."""
-
-INPUTS_TILING = TILING._replace(block_k=32, num_stages=4)
-"""Default tile sizes for dropout of inputs, which passes tiles of x through registers."""
+TILING = Tiling(block_m=128, block_n=256, block_k=64, group_m=8, num_warps=8, num_stages=3)
+"""Default tile sizes."""
 
 
 def gate_arguments(on: float | Tensor, off: float | Tensor, x: Tensor) -> tuple[Tensor | None, float]:
@@ -68,50 +62,39 @@ def load_factors(factors, repeats, repeat, mask_m, ACC: tl.constexpr):
 
 
 @triton.jit
-def dropped_kernel(
-    y, x, weight, kept, factors, on,
-    rows, outputs, inputs, members, positions,
-    stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
-    repeats, tiles_m, tiles_n,
-    INPUTS: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
-    GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+def drop_inputs(a, out, operands, start_m, start, channels, OPTIONS: tl.constexpr, ACC: tl.constexpr):
+    """Multiply a tile of rows by the factors of its channels; ``kept`` [members, i] is 0 for dropped ones."""
+    kept, factors, _, repeats = operands
+    is_kept = load_of_members(kept, out, start_m, start, channels, channels, a, OPTIONS[0]) != 0
+    if factors is not None:
+        offs_m = start_m + tl.arange(0, a.shape[0])
+        repeat, _, _ = row_to_member(offs_m, out.members, out.positions)
+        row_on, row_off = load_factors(factors, repeats, repeat, offs_m < out.rows, ACC)
+        return (a.to(ACC) * tl.where(is_kept, row_on[:, None], row_off[:, None])).to(a.dtype)
+    else:  # noqa: RET505  the compiler takes no early return here
+        return tl.where(is_kept, a, 0).to(a.dtype)
+
+
+@triton.jit
+def scale_kept(
+    acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr  # noqa: ARG001  as every LAST
 ):  # fmt: skip
-    """Compute a tile of y; ``kept`` [members, i], without INPUTS [members, o], is 0 for dropped channels."""
-    offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
-    repeat, member, position = row_to_member(offs_m, members, positions)
-    mask_m, mask_n = offs_m < rows, offs_n < outputs
-    x += repeat * stride_xr + member * stride_xm + position * stride_xp
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    if INPUTS:
-        kept += member * inputs
-        if factors is not None:
-            row_on, row_off = load_factors(factors, repeats, repeat, mask_m, ACC)
-        for start in range(0, inputs, BLOCK_K):
-            offs_k = start + tl.arange(0, BLOCK_K)
-            a = load_x(x, stride_xi, mask_m, offs_k, inputs)
-            is_kept = load_x(kept, 1, mask_m, offs_k, inputs) != 0
-            if factors is not None:
-                a = (a.to(ACC) * tl.where(is_kept, row_on[:, None], row_off[:, None])).to(a.dtype)
-            else:
-                a = tl.where(is_kept, a, 0).to(a.dtype)
-            b = load_weight(weight, stride_wo, offs_n, mask_n, offs_k, inputs)
-            acc = tl.dot(a, b, acc=acc, out_dtype=ACC, input_precision=PRECISION)
-        if factors is None:
-            acc *= on
-    else:
-        acc = gemm_loop(
-            acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
-        )
-        is_kept = load_x(kept + member * outputs, 1, mask_m, offs_n, outputs) != 0
-        if factors is not None:
-            # Loaded after the loop, in which they would take registers.
-            row_on, row_off = load_factors(factors, repeats, repeat, mask_m, ACC)
-            acc *= tl.where(is_kept, row_on[:, None], row_off[:, None])
-        else:
-            acc = tl.where(is_kept, acc * on, 0)
-    mask = mask_m[:, None] & mask_n[None, :]
-    y += repeat * stride_yr + member * stride_ym + position * stride_yp
-    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)
+    """Multiply the product of the kept channels by their factor."""
+    return acc * operands[2]
+
+
+@triton.jit
+def drop_outputs(acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr):
+    """Multiply outputs by their factors; ``kept`` [members, o] is 0 for dropped ones."""
+    kept, factors, on, repeats = operands
+    is_kept = load_of_members(kept, out, start_m, start_n, out.outputs, out.outputs, acc, OPTIONS[0]) != 0
+    if factors is not None:
+        offs_m = start_m + tl.arange(0, acc.shape[0])
+        repeat, _, _ = row_to_member(offs_m, out.members, out.positions)
+        row_on, row_off = load_factors(factors, repeats, repeat, offs_m < out.rows, ACC)
+        return acc * tl.where(is_kept, row_on[:, None], row_off[:, None])
+    else:  # noqa: RET505  the compiler takes no early return here
+        return tl.where(is_kept, acc * on, 0)
 
 
 def dropout_product(
@@ -140,12 +123,19 @@ def dropout_product(
     """
     gemm = gemm_of(x, weight, y)
     is_inputs = side == "in"
-    name, default = ("dropped inputs", INPUTS_TILING) if is_inputs else ("dropped outputs", TILING)
+    name = "dropped inputs" if is_inputs else "dropped outputs"
     kept = operand("masks", kept, (gemm.members, weight.shape[1 if is_inputs else 0]), torch.bool)
     # Triton cannot make float64 operands from bytes.
     masks = kept.to(x.dtype) if x.dtype is torch.float64 else kept.view(torch.int8)
-    tiling = select_tiling(name, gemm, tiling, default)
-    return gemm.launch(dropped_kernel, tiling, (masks, *gate_arguments(on, off, x)), len(x), INPUTS=is_inputs)
+    tiling = select_tiling(name, gemm, tiling, TILING.keep_warps(x.dtype))
+    described = gemm.describe_members(masks, tiling, tiling.block_k if is_inputs else None)
+    factors, factor = gate_arguments(on, off, x)
+    operands = (described, factors, factor, len(x))
+    functions = {"INPUT": drop_inputs, "LAST": scale_kept if factors is None else None}
+    return gemm.launch(
+        tiling, operands, OPTIONS=(not isinstance(described, Tensor),),
+        **functions if is_inputs else {"LAST": drop_outputs},
+    )  # fmt: skip
 
 
 def gate_factors(

@@ -21,16 +21,12 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls.kernels.gemm import (
     flip_signs,
-    gemm_loop,
     gemm_of,
-    load_sigma,
-    load_weight,
-    load_x,
+    load_of_members,
     noise_scale,
     operand,
-    row_to_member,
+    scale_rows,
     select_tiling,
-    tile_offsets,
 )
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.outer import sum_outer_products
@@ -38,41 +34,25 @@ from impls.kernels.scheme import AbstractFused
 from impls.kernels.tiling import Tiling
 from impls.schemes.flipped import Flipped, FlippedNoise, FlippedSign
 
-TILING = Tiling(block_m=128, block_n=128, block_k=32, group_m=8, num_warps=8, num_stages=4)
+TILING = Tiling(block_m=128, block_n=256, block_k=64, group_m=8, num_warps=8, num_stages=3)
 """Default tile sizes for a 16-bit dtype."""
 
 
 @triton.jit
-def flipped_kernel(
-    y, x, weight, core, input_signs, output_signs, sigmas, sigma,
-    rows, outputs, inputs, members, positions,
-    stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
-    tiles_m, tiles_n,
-    ACC: tl.constexpr, PRECISION: tl.constexpr,
-    GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+def flip_inputs(
+    a, out, operands, start_m, start, channels, OPTIONS: tl.constexpr, ACC: tl.constexpr  # noqa: ARG001  as every INPUT
 ):  # fmt: skip
-    """Compute a tile of y; ``input_signs`` [members, i] or ``output_signs`` [members, o] may be None."""
-    offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
-    repeat, member, position = row_to_member(offs_m, members, positions)
-    mask_m, mask_n = offs_m < rows, offs_n < outputs
-    x += repeat * stride_xr + member * stride_xm + position * stride_xp
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    for start in range(0, inputs, BLOCK_K):
-        offs_k = start + tl.arange(0, BLOCK_K)
-        a = load_x(x, stride_xi, mask_m, offs_k, inputs)
-        if input_signs is not None:
-            a = flip_signs(a, load_x(input_signs + member * inputs, 1, mask_m, offs_k, inputs))
-        b = load_weight(core, inputs, offs_n, mask_n, offs_k, inputs)
-        acc = tl.dot(a, b, acc=acc, out_dtype=ACC, input_precision=PRECISION)
-    acc *= load_sigma(sigmas, sigma, repeat, mask_m, ACC)[:, None]
-    if output_signs is not None:
-        acc = flip_signs(acc, load_x(output_signs + member * outputs, 1, mask_m, offs_n, outputs))
-    acc = gemm_loop(
-        acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
+    """Multiply a tile of rows by its members' signs [members, i]."""
+    return flip_signs(a, load_of_members(operands[2], out, start_m, start, channels, channels, a, OPTIONS[0]))
+
+
+@triton.jit
+def scale_and_flip(acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr):
+    """Multiply the product with the core by the noise scale and by the members' signs [members, o]."""
+    acc = scale_rows(acc, out, operands, start_m, start_n, OPTIONS, ACC)
+    return flip_signs(
+        acc, load_of_members(operands[3], out, start_m, start_n, out.outputs, out.outputs, acc, OPTIONS[1])
     )
-    y += repeat * stride_yr + member * stride_ym + position * stride_yp
-    mask = mask_m[:, None] & mask_n[None, :]
-    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)
 
 
 def flipped_product(
@@ -104,7 +84,16 @@ def flipped_product(
     if outputs is not None:
         outputs = operand("signs of outputs", outputs, (gemm.members, weight.shape[0]), torch.int8)
     tiling = select_tiling("flipped", gemm, tiling, TILING.keep_warps(x.dtype))
-    return gemm.launch(flipped_kernel, tiling, (core, inputs, outputs, *noise_scale(sigma, x)))
+    described = [
+        None if signs is None else gemm.describe_members(signs, tiling, columns)
+        for signs, columns in ((inputs, tiling.block_k), (outputs, tiling.block_n))
+    ]
+    return gemm.launch(
+        tiling, (*noise_scale(sigma, x), *described), second=(x, core),
+        FIRST=scale_rows if outputs is None else scale_and_flip,
+        INPUT=None if inputs is None else flip_inputs,
+        OPTIONS=tuple(not isinstance(signs, Tensor) for signs in described),
+    )  # fmt: skip
 
 
 class AbstractFusedFlipped(AbstractFused[FlippedNoise]):

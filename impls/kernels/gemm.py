@@ -20,18 +20,73 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from impls.kernels.optional_triton import tl, triton
+from impls.kernels.optional_triton import TensorDescriptor, tl, triton
 from impls.kernels.tiling import Tiling, find_tuned_tiling, input_precision
 
 DOT_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """Dtypes of a matrix product."""
 
+ALIGNMENT = 16
+"""Bytes between possible beginnings of a row that a descriptor takes."""
+
 MAX_PROGRAMS = 2**31 - 1
 """Programs of a launch on axis 0. The other axes have at most 65,535, so kernels use only this one."""
 
 
+ROW_BYTES = 256
+"""Bytes of a row of a tile that are finished and written at once, so that operands fit into memory."""
+
+
+class Pair(NamedTuple):
+    """Two operands of a product in a kernel: rows and weights, multiplied along their channels.
+
+    Attributes:
+        rows: descriptor of [rows, i], or a pointer to x [r, m, p, i].
+        weight: descriptor of [o, i], or a pointer to it; i is contiguous.
+        channels: i.
+        stride_r: stride of repeats of x, and likewise of members, positions and channels.
+        stride_o: stride of the weight's outputs.
+    """
+
+    rows: Any
+    weight: Any
+    channels: int
+    stride_r: int
+    stride_m: int
+    stride_p: int
+    stride_i: int
+    stride_o: int
+
+
+class Output(NamedTuple):
+    """What a kernel writes, and the sizes of all its operands.
+
+    Attributes:
+        y: descriptor of [rows, o], or a pointer to y [r, m, p, o].
+        rows: of all members.
+        outputs: o.
+        members: m.
+        positions: p.
+        stride_r: stride of repeats of y, and likewise of members, positions and outputs.
+        tiles_m: tiles of rows.
+        tiles_n: tiles of outputs.
+    """
+
+    y: Any
+    rows: int
+    outputs: int
+    members: int
+    positions: int
+    stride_r: int
+    stride_m: int
+    stride_p: int
+    stride_o: int
+    tiles_m: int
+    tiles_n: int
+
+
 class Gemm(NamedTuple):
-    """Arguments of a product of members' rows with a shared weight.
+    """A product of members' rows with a shared weight, and what a kernel adds to it.
 
     Attributes:
         x: activations [r, m, p, i], any strides.
@@ -54,38 +109,123 @@ class Gemm(NamedTuple):
         return self.x.shape[:3].numel()
 
     @property
-    def sizes(self) -> tuple[int, int, int, int, int]:
-        """Rows, outputs, inputs, members, positions."""
-        return self.rows, *self.weight.shape, self.x.shape[1], self.x.shape[2]
-
-    @property
     def strides(self) -> tuple[int, ...]:
         """Strides of x, of y, and of the weight's outputs."""
         return *self.x.stride(), *self.y.stride(), self.weight.stride(0)
 
+    @property
+    def columns(self) -> int:
+        """Largest number of columns of a tile that are finished and written at once."""
+        return ROW_BYTES // self.x.itemsize
+
+    def describe_members(
+        self, values: Tensor, tiling: Tiling, columns: int | None = None
+    ) -> Tensor | TensorDescriptor:
+        """Return a descriptor of values [m, ..., c] for :func:`load_of_members`, or the values without one.
+
+        With a descriptor the rows of a tile must be those of consecutive members. By default its tiles are
+        those that are finished at once.
+        """
+        repeats, members, positions, _ = self.x.shape
+        is_aligned = values.shape[-1] * values.itemsize % ALIGNMENT == 0
+        if positions > 1 or (repeats > 1 and members % tiling.block_m) or not is_aligned:
+            return values
+        columns = columns or min(self.columns, tiling.block_n)
+        return describe(values.flatten(1), tiling.block_m, columns) or values
+
+    def output(self, tiling: Tiling) -> Output:
+        """Return the output as an argument of a kernel, with a pointer to y."""
+        tiles = -(-self.rows // tiling.block_m), -(-self.weight.shape[0] // tiling.block_n)
+        for count in (tiles[0] * tiling.block_m, tiles[0] * tiles[1]):
+            grid_of(count)  # kernels count rows and tiles in int32
+        sizes = self.rows, self.weight.shape[0], self.x.shape[1], self.x.shape[2]
+        return Output(self.y, *sizes, *self.y.stride(), *tiles)
+
     def launch(
         self,
-        kernel: Any,  # noqa: ANN401  Triton's functions have no type
         tiling: Tiling,
-        operands: Sequence[Tensor | float | None],
+        operands: Sequence[Tensor | float | None] = (),
         *more: int | Tensor,
-        **constants: float,
+        kernel: Any = None,  # noqa: ANN401  Triton's functions have no type
+        second: tuple[Tensor, Tensor] | None = None,
+        columns: int | None = None,
+        **constants: Any,  # noqa: ANN401  Triton's functions have no type
     ) -> Tensor:
-        """Launch a kernel with one program for each tile, and return y.
+        """Launch a kernel that loops over tiles, see :func:`multiply_tiles`, and return y.
 
-        The kernel's arguments are y, x, weight, ``operands``, sizes, strides, ``more`` and the numbers of
-        tiles.
+        Args:
+            tiling: tile sizes.
+            operands: of the functions in ``constants``.
+            more: arguments of the kernel after its pairs of operands.
+            kernel: by default :func:`product_kernel`.
+            second: rows [r, m, p, k], contiguous, and a weight [o, k], whose product is a part of y.
+            columns: largest number of columns of a tile that the last function gets and that are written at
+                once: fewer take less memory.
+            constants: FIRST, INPUT, LAST and OPTIONS of :func:`multiply_tiles`, and options of a launch.
         """
         if not self.y.numel():
             return self.y
-        tiles = -(-self.rows // tiling.block_m), -(-self.weight.shape[0] // tiling.block_n)
-        dtype = self.x.dtype
+        tiles, dtype = self.output(tiling), self.x.dtype
+        columns = min(columns or self.columns, tiling.block_n)
+        described = [describe(self.y, tiling.block_m, columns)]
+        for rows, weight in ((self.x, self.weight), *((second,) if second else ())):
+            described += [
+                describe(rows, tiling.block_m, tiling.block_k),
+                describe(weight, tiling.block_n, tiling.block_k),
+            ]
+        has_descriptors = None not in described
+        y, *factors = described if has_descriptors else [self.y, self.x, self.weight, *(second or ())]
+        pairs = [
+            Pair(*factors[2 * index : 2 * index + 2], weight.shape[1], *rows.stride(), weight.stride(0))
+            for index, (rows, weight) in enumerate(((self.x, self.weight), *((second,) if second else ())))
+        ]
+        constants = {"OPTIONS": (), "FLATTEN": second is None, **constants}
+        if kernel is None:
+            kernel, constants = product_kernel, {"FIRST": None, "INPUT": None, "LAST": None, **constants}
         with torch.cuda.device_of(self.x):
-            kernel[grid_of(*tiles)](
-                self.y, self.x, self.weight, *operands, *self.sizes, *self.strides, *more, *tiles,
-                ACC=accumulator_dtype(dtype), PRECISION=input_precision(dtype), **constants, **tiling.options,
+            kernel[programs_of(tiles.tiles_m * tiles.tiles_n, tiling, self.x.device)](
+                tiles._replace(y=y), pairs[0], pairs[1] if second else None, tuple(operands), *more,
+                DESCRIPTORS=has_descriptors, COLUMNS=columns, ACC=accumulator_dtype(dtype),
+                PRECISION=input_precision(dtype), **constants, **tiling.options,
             )  # fmt: skip
         return self.y
+
+
+EARLY_CAPABILITY = (9, 0)
+"""Compute capability from which kernels may overlap."""
+
+
+def describe(values: Tensor, rows: int, columns: int) -> TensorDescriptor | None:
+    """Return a descriptor of a matrix [..., c], for loads and stores of tiles; None if it has none.
+
+    On capability 9.0 tiles are then copied to shared memory by one instruction. It takes contiguous channels
+    and rows that begin at multiples of 16 bytes.
+    """
+    try:
+        matrix = values.view(-1, values.shape[-1])
+    except RuntimeError:  # rows have no common stride
+        return None
+    stride, channel_stride = matrix.stride()
+    is_aligned = matrix.data_ptr() % ALIGNMENT == 0 == stride * values.itemsize % ALIGNMENT
+    if channel_stride != 1 or not is_aligned or values.dtype is torch.float64 or len(matrix) > MAX_PROGRAMS:
+        return None
+    return TensorDescriptor(matrix, list(matrix.shape), [stride, 1], [rows, columns])
+
+
+def can_begin_early(device: torch.device) -> bool:
+    """Return whether a kernel may begin before the one that it waits for ends: from capability 9.0 on."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= EARLY_CAPABILITY
+    # Tensors without data are compiled for the capability that Triton is told.
+    return device.type == "meta" and triton.runtime.driver.active.get_current_target().arch >= 90  # noqa: PLR2004  9.0
+
+
+def programs_of(tiles: int, tiling: Tiling, device: torch.device) -> tuple[int]:
+    """Return the grid of a kernel whose programs compute several tiles one after another."""
+    multiprocessors = 2  # so that the interpreter's programs compute several tiles, too
+    if device.type == "cuda":
+        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    return (min(tiles, multiprocessors * tiling.programs),)
 
 
 def gemm_of(x: Tensor, weight: Tensor, y: Tensor) -> Gemm:
@@ -168,9 +308,8 @@ def operand(name: str, values: Tensor, shape: Sequence[int], dtype: torch.dtype)
 
 
 @triton.jit
-def tile_index(tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """Return the row and column of this program's tile, int64: down GROUP_M tiles, then the next column."""
-    pid = tl.program_id(0).to(tl.int64)
+def tile_index(pid, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+    """Return the row and column of tile ``pid``: down GROUP_M tiles, then the next column."""
     first_m = pid // (GROUP_M * tiles_n) * GROUP_M
     group_m = min(tiles_m - first_m, GROUP_M)
     pid_in_group = pid % (GROUP_M * tiles_n)
@@ -180,15 +319,15 @@ def tile_index(tiles_m, tiles_n, GROUP_M: tl.constexpr):
 @triton.jit
 def tile_offsets(tiles_m, tiles_n, GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Return (offs_m, offs_n) of this program's tile, in int64, see :func:`tile_index`."""
-    pid_m, pid_n = tile_index(tiles_m, tiles_n, GROUP_M)
+    pid_m, pid_n = tile_index(tl.program_id(0).to(tl.int64), tiles_m, tiles_n, GROUP_M)
     return pid_m * BLOCK_M + tl.arange(0, BLOCK_M), pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
 
 
 @triton.jit
 def row_to_member(offs_m, members, positions):
-    """Return (repeat, member, position) of rows, which are counted in this order, positions fastest."""
+    """Return (repeat, member, position) of rows, int64; they are counted in this order, positions fastest."""
     image = offs_m // positions
-    return image // members, image % members, offs_m % positions
+    return (image // members).to(tl.int64), (image % members).to(tl.int64), (offs_m % positions).to(tl.int64)
 
 
 @triton.jit
@@ -212,7 +351,7 @@ def load_x(x, stride_xi, mask_m, offs_k, inputs):
 def load_weight(weight, stride_wo, offs_n, mask_n, offs_k, inputs):
     """Load channels of a weight's outputs, transposed: [k, n]."""
     mask = (offs_k < inputs)[:, None] & mask_n[None, :]
-    return tl.load(weight + offs_n[None, :] * stride_wo + offs_k[:, None], mask=mask, other=0)
+    return tl.load(weight + offs_n.to(tl.int64)[None, :] * stride_wo + offs_k[:, None], mask=mask, other=0)
 
 
 @triton.jit
@@ -225,14 +364,12 @@ def flip_signs(values, signs):
 
 
 @triton.jit
-def dot_accumulate(
-    acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, offs_k, inputs,
-    ACC: tl.constexpr, PRECISION: tl.constexpr,
+def load_operands(
+    x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, offs_k, inputs,
 ):  # fmt: skip
-    """Add the product over channels ``offs_k`` to ``acc`` [m, n]; return it and the values of x [m, k].
+    """Load channels ``offs_k`` of rows, [m, k], and of outputs, [k, n]; those from ``inputs`` on are zeros.
 
     Args:
-        acc: [m, n], of dtype ACC.
         x: pointers to each row's first channel, [m].
         stride_xi: stride of x's channels.
         mask_m: whether a row exists, [m].
@@ -240,14 +377,11 @@ def dot_accumulate(
         stride_wo: stride of the weight's outputs.
         offs_n: outputs, [n].
         mask_n: whether an output exists, [n].
-        offs_k: channels, [k]; those of ``inputs`` and above count as zeros.
+        offs_k: channels, [k].
         inputs: number of channels.
-        ACC: dtype of sums.
-        PRECISION: of float32 products.
     """
     a = load_x(x, stride_xi, mask_m, offs_k, inputs)
-    b = load_weight(weight, stride_wo, offs_n, mask_n, offs_k, inputs)
-    return tl.dot(a, b, acc=acc, out_dtype=ACC, input_precision=PRECISION), a
+    return a, load_weight(weight, stride_wo, offs_n, mask_n, offs_k, inputs)
 
 
 @triton.jit
@@ -255,10 +389,161 @@ def gemm_loop(
     acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, begin, end,
     ACC: tl.constexpr, PRECISION: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Add the product over channels ``begin`` to ``end`` to ``acc``, see :func:`dot_accumulate`."""
+    """Add the product over channels ``begin`` to ``end`` to ``acc``, see :func:`load_operands`."""
     for start in range(begin, end, BLOCK_K):
-        offs_k = start + tl.arange(0, BLOCK_K)
-        acc, _ = dot_accumulate(
-            acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, offs_k, end, ACC, PRECISION
+        a, b = load_operands(
+            x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, start + tl.arange(0, BLOCK_K), end
         )
+        acc = tl.dot(a, b, acc=acc, out_dtype=ACC, input_precision=PRECISION)
     return acc
+
+
+@triton.jit
+def load_of_members(values, out, start_m, start, end, width, like, IS_DESCRIBED: tl.constexpr):
+    """Load each row's part of ``values`` [members, width], from column ``start`` on: a tile like ``like``.
+
+    Columns from ``end`` on, and rows that do not exist, have any value. With IS_DESCRIBED ``values`` is a
+    descriptor, see :meth:`Gemm.describe_members`, otherwise a pointer.
+    """
+    if IS_DESCRIBED:
+        return values.load([start_m % out.members, start])
+    else:  # noqa: RET505  the compiler takes no early return here
+        offs_m, offs_n = start_m + tl.arange(0, like.shape[0]), start + tl.arange(0, like.shape[1])
+        _, member, _ = row_to_member(offs_m, out.members, out.positions)
+        return load_x(values + member * width, 1, offs_m < out.rows, offs_n, end)
+
+
+@triton.jit
+def scale_rows(
+    acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr  # noqa: ARG001  as every FIRST
+):  # fmt: skip
+    """Multiply rows of acc [m, n] by the noise scale of their repeat, the first two ``operands``."""
+    offs_m = start_m + tl.arange(0, acc.shape[0])
+    repeat, _, _ = row_to_member(offs_m, out.members, out.positions)
+    return acc * load_sigma(operands[0], operands[1], repeat, offs_m < out.rows, ACC)[:, None]
+
+
+@triton.jit
+def multiply(
+    acc, pair, out, operands, start_m, start_n, INPUT: tl.constexpr, OPTIONS: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Add a tile's product of a pair to ``acc`` [m, n].
+
+    INPUT, if it is not None, is a function that changes a tile of rows before it is multiplied: it takes the
+    tile [m, k], ``out``, ``operands``, its first row and channel, the number of channels, OPTIONS and ACC.
+    """
+    offs_m, offs_n = start_m + tl.arange(0, BLOCK_M), start_n + tl.arange(0, BLOCK_N)
+    repeat, member, position = row_to_member(offs_m, out.members, out.positions)
+    for start in range(0, pair.channels, BLOCK_K):
+        offs_k = start + tl.arange(0, BLOCK_K)
+        if DESCRIPTORS:
+            a = pair.rows.load([start_m, start])
+            b = pair.weight.load([start_n, start]).T
+        else:
+            x = pair.rows + repeat * pair.stride_r + member * pair.stride_m + position * pair.stride_p
+            a, b = load_operands(
+                x, pair.stride_i, offs_m < out.rows, pair.weight, pair.stride_o,
+                offs_n, offs_n < out.outputs, offs_k, pair.channels,
+            )  # fmt: skip
+        if INPUT is not None:
+            a = INPUT(a, out, operands, start_m, start, pair.channels, OPTIONS, ACC)
+        acc = tl.dot(a, b, acc=acc, out_dtype=ACC, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit
+def split_columns(values, PARTS: tl.constexpr):
+    """Split a tile [m, n] into a tuple of PARTS tiles of neighboring columns."""
+    if PARTS == 1:
+        return (values,)
+    else:  # noqa: RET505  the compiler takes no early return here
+        left, right = values.reshape(values.shape[0], 2, values.shape[1] // 2).permute(0, 2, 1).split()
+        return split_columns(left, PARTS // 2) + split_columns(right, PARTS // 2)
+
+
+@triton.jit
+def store_tile(acc, out, start_m, start_n, DESCRIPTORS: tl.constexpr):
+    """Write ``acc`` [m, n] to y."""
+    offs_m, offs_n = start_m + tl.arange(0, acc.shape[0]), start_n + tl.arange(0, acc.shape[1])
+    if DESCRIPTORS:
+        out.y.store([start_m, start_n], acc.to(out.y.dtype))
+    else:
+        repeat, member, position = row_to_member(offs_m, out.members, out.positions)
+        y = out.y + repeat * out.stride_r + member * out.stride_m + position * out.stride_p
+        mask = (offs_m < out.rows)[:, None] & (offs_n < out.outputs)[None, :]
+        y = y[:, None] + offs_n.to(tl.int64)[None, :] * out.stride_o
+        tl.store(y, acc.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def multiply_tiles(
+    out, pair, second, operands,
+    FIRST: tl.constexpr, INPUT: tl.constexpr, LAST: tl.constexpr, OPTIONS: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, COLUMNS: tl.constexpr, FLATTEN: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Multiply rows by the shared weight, tile after tile, with what three functions do to a tile.
+
+    With FLATTEN the loops over tiles and over channels are compiled to one loop: while a tile is finished and
+    written, the first operands of the next one are being loaded.
+
+    Args:
+        out: what is written.
+        pair: rows and shared weight.
+        second: None, or further rows and weight, whose product is added first, before FIRST.
+        operands: a tuple for the functions.
+        FIRST: None, or a function that changes the product of ``second``: takes acc [m, n], ``out``,
+            ``operands``, the tile's first row and output, OPTIONS and ACC, and returns acc.
+        INPUT: None, or a function that changes tiles of rows, of ``second`` if there is one, see
+            :func:`multiply`.
+        LAST: None, or a function like FIRST for COLUMNS columns of the complete sum.
+        OPTIONS: a tuple of numbers for the functions.
+        DESCRIPTORS: whether y, rows and weights are descriptors.
+        COLUMNS: number of columns that are finished and written at once.
+        FLATTEN: whether to make one loop; functions then have no loops of their own.
+        ACC: dtype of sums.
+        PRECISION: of float32 products.
+        GROUP_M: tiles of rows that share a tile of columns, for the cache.
+        BLOCK_M: rows of a tile.
+        BLOCK_N: outputs of a tile.
+        BLOCK_K: channels that are multiplied at once.
+    """
+    for pid in tl.range(tl.program_id(0), out.tiles_m * out.tiles_n, tl.num_programs(0), flatten=FLATTEN):
+        pid_m, pid_n = tile_index(pid, out.tiles_m, out.tiles_n, GROUP_M)
+        start_m, start_n = pid_m * BLOCK_M, pid_n * BLOCK_N
+        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+        if second is not None:
+            acc = multiply(
+                acc, second, out, operands, start_m, start_n,
+                INPUT, OPTIONS, DESCRIPTORS, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
+            )  # fmt: skip
+            acc = FIRST(acc, out, operands, start_m, start_n, OPTIONS, ACC)
+        acc = multiply(
+            acc, pair, out, operands, start_m, start_n,
+            INPUT if second is None else None, OPTIONS, DESCRIPTORS, ACC, PRECISION,
+            BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+        parts = split_columns(acc, BLOCK_N // COLUMNS)
+        for index in tl.static_range(BLOCK_N // COLUMNS):
+            part, first_n = parts[index], start_n + index * COLUMNS
+            if LAST is not None:
+                part = LAST(part, out, operands, start_m, first_n, OPTIONS, ACC)
+            store_tile(part, out, start_m, first_n, DESCRIPTORS)
+
+
+@triton.jit
+def product_kernel(
+    out, pair, second, operands,
+    FIRST: tl.constexpr, INPUT: tl.constexpr, LAST: tl.constexpr, OPTIONS: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, COLUMNS: tl.constexpr, FLATTEN: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Run :func:`multiply_tiles`."""
+    multiply_tiles(
+        out, pair, second, operands, FIRST, INPUT, LAST, OPTIONS, DESCRIPTORS, COLUMNS, FLATTEN,
+        ACC, PRECISION, GROUP_M, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip

@@ -1,114 +1,129 @@
-"""Product with Hadamard noise in one kernel.
+"""Product with Hadamard noise in two kernels.
 
-y_row = W x + s (H (x * in_m)) * out_m with H[o, i] = (-1)^popcount(o & i), for any widths. With both indices
-split into blocks of B, o = a B + b and i = a' B + b', H is (-1)^popcount(a & a') times a matrix H_B, and the
-outputs of block a are
+y_row = W x + s (H (x * in_m)) * out_m with H[o, i] = (-1)^popcount(o & i), for any widths up to MAX_WIDTH.
+With both indices split into blocks of B, o = a B + b and i = a' B + b', H is the Kronecker product of two
+smaller Hadamard matrices:
 
-    z[row, a, b]    = sum_b' H_B[b, b'] mixed[row, b']
-    mixed[row, b'] = sum_a' (-1)^popcount(a & a') x[row, a', b']
+    noise[row, a, b] = sum_a' H_A[a, a'] sum_b' H_B[b', b] (x * in)[row, a', b']
 
-with x after its flips. The blocks a' are the tiles of x that the loop of the product reads: each is flipped
-and added to ``mixed`` with one sign. After the loop a product with H_B, which is made from its indices, turns
-``mixed`` into z. There is no further pass over x or y, and rows may have any width.
+A first kernel computes the noise of whole rows by two products of tensor cores, with matrices made from
+indices, and writes it. The product's kernel adds it to a tile. On capability 9.0 it begins while the first
+one runs, and waits for it only there: the first kernel is bound by memory, the second one by tensor cores.
 """
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from esbench.registry import variant
 from impls.kernels.gemm import (
+    accumulator_dtype,
+    can_begin_early,
+    describe,
     flip_signs,
     gemm_of,
+    grid_of,
     load_sigma,
-    load_weight,
     load_x,
     noise_scale,
     operand,
     row_to_member,
     select_tiling,
-    tile_index,
 )
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.outer import hadamard_sign, sum_outer_products
-from impls.kernels.scheme import AbstractFused
-from impls.kernels.tiling import Tiling
+from impls.kernels.scheme import NARROW, AbstractFused
+from impls.kernels.tiling import MIN_BLOCK, Tiling, block_size, input_precision
 from impls.schemes.hadamard import Hadamard, HadamardNoise
 
-TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=3)
-"""Default tile sizes for a 16-bit dtype."""
+TILING = Tiling(block_m=128, block_n=256, block_k=64, group_m=8, num_warps=8, num_stages=3)
+"""Default tile sizes of the product for a 16-bit dtype."""
 
-MAX_BLOCKS = 2
-"""Largest number of blocks of BLOCK_K columns in a tile; each needs a sum ``mixed`` in registers."""
+TRANSFORMED = 2**15
+"""Bytes of the rows that a program of :func:`hadamard_rows_kernel` transforms at once."""
 
+TRANSFORM_WARPS = 8
 
-@triton.jit
-def hadamard_transform(
-    mixed, scale, output_signs, mask_m, first, outputs,
-    DTYPE: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Multiply ``mixed`` [m, BLOCK_K] by H_B of WIDTH columns from ``first``, sigma and signs of outputs."""
-    offs_n = first + tl.arange(0, WIDTH)
-    matrix = hadamard_sign(tl.arange(0, BLOCK_K)[:, None], (offs_n % BLOCK_K)[None, :]).to(DTYPE)
-    acc = tl.dot(mixed.to(DTYPE), matrix, out_dtype=mixed.dtype, input_precision=PRECISION)
-    return flip_signs(acc * scale[:, None], load_x(output_signs, 1, mask_m, offs_n, outputs))
+MAX_WIDTH = 2**14
+"""Largest width of a row, which a program keeps in registers."""
 
 
 @triton.jit
-def hadamard_kernel(
-    y, x, weight, input_signs, output_signs, sigmas, sigma,
-    rows, outputs, inputs, members, positions,
-    stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
-    tiles_m, tiles_n,
-    BLOCKS: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
-    GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+def hadamard_rows_kernel(
+    noise, x, input_signs, output_signs, sigmas, sigma,
+    rows, outputs, inputs, members, positions, stride_xr, stride_xm, stride_xp, stride_xi,
+    EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, A: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of y: BLOCKS blocks of BLOCK_K columns, or a part of one block.
-
-    ``mixed`` is that of the module's docstring for the first block, ``mixed_next`` for the second.
-    """
-    pid_m, pid_n = tile_index(tiles_m, tiles_n, GROUP_M)
-    offs_m, offs_n = pid_m * BLOCK_M + tl.arange(0, BLOCK_M), pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    first = pid_n.to(tl.int32) * BLOCK_N
+    """Write the noise [rows, o] of ROWS rows of A * B channels; the grid is tiles of rows."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    offs_m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    channel, mask_m = tl.arange(0, A * B), offs_m < rows
     repeat, member, position = row_to_member(offs_m, members, positions)
-    mask_m, mask_n = offs_m < rows, offs_n < outputs
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
-    input_signs += member * inputs
-    block = first // BLOCK_K
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    mixed = tl.zeros((BLOCK_M, BLOCK_K), dtype=ACC)
-    if BLOCKS > 1:
-        mixed_next = tl.zeros((BLOCK_M, BLOCK_K), dtype=ACC)
-    # Signs are loaded one tile ahead by hand: Triton pipelines only the loads of operands of a product.
-    signs = load_x(input_signs, 1, mask_m, tl.arange(0, BLOCK_K), inputs)
-    for start in range(0, inputs, BLOCK_K):
-        offs_k = start + tl.arange(0, BLOCK_K)
-        ahead = load_x(input_signs, 1, mask_m, offs_k + BLOCK_K, inputs)
-        values = load_x(x, stride_xi, mask_m, offs_k, inputs)
-        shared = load_weight(weight, stride_wo, offs_n, mask_n, offs_k, inputs)
-        acc = tl.dot(values, shared, acc=acc, out_dtype=ACC, input_precision=PRECISION)
-        flipped = flip_signs(values.to(ACC), signs)
-        mixed += flipped * hadamard_sign(block, start // BLOCK_K).to(ACC)
-        if BLOCKS > 1:
-            mixed_next += flipped * hadamard_sign(block + 1, start // BLOCK_K).to(ACC)
-        signs = ahead
-    scale = load_sigma(sigmas, sigma, repeat, mask_m, ACC)
-    output_signs += member * outputs
-    noise = hadamard_transform(
-        mixed, scale, output_signs, mask_m, first, outputs,
-        x.dtype.element_ty, BLOCK_N // BLOCKS, BLOCK_K, PRECISION,
-    )  # fmt: skip
-    if BLOCKS > 1:
-        noise_next = hadamard_transform(
-            mixed_next, scale, output_signs, mask_m, first + BLOCK_K, outputs,
-            x.dtype.element_ty, BLOCK_K, BLOCK_K, PRECISION,
+    values = load_x(x, stride_xi, mask_m, channel, inputs)
+    values = flip_signs(values, load_x(input_signs + member * inputs, 1, mask_m, channel, inputs))
+    a, b = tl.arange(0, A), tl.arange(0, B)
+    matrix = hadamard_sign(b[:, None], b[None, :]).to(values.dtype)
+    mixed = tl.dot(values.reshape(ROWS * A, B), matrix, out_dtype=ACC, input_precision=PRECISION)
+    mixed = mixed.to(values.dtype).reshape(ROWS, A, B).permute(1, 0, 2).reshape(A, ROWS * B)
+    matrix = hadamard_sign(a[:, None], a[None, :]).to(values.dtype)
+    mixed = tl.dot(matrix, mixed, out_dtype=ACC, input_precision=PRECISION)
+    mixed = mixed.reshape(A, ROWS, B).permute(1, 0, 2).reshape(ROWS, A * B)
+    mixed *= load_sigma(sigmas, sigma, repeat, mask_m, ACC)[:, None]
+    mixed = flip_signs(mixed, load_x(output_signs + member * outputs, 1, mask_m, channel, outputs))
+    mask = mask_m[:, None] & (channel < outputs)[None, :]
+    noise += (offs_m * outputs)[:, None] + channel[None, :]
+    tl.store(noise, mixed.to(noise.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def add_rows(acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr):
+    """Add a tile of [rows, o] to acc [m, n]."""
+    if OPTIONS[1]:
+        tl.extra.cuda.gdc_wait()
+    if OPTIONS[0]:
+        return acc + operands[0].load([start_m, start_n]).to(ACC)
+    else:  # noqa: RET505  the compiler takes no early return here
+        offs_m, offs_n = start_m + tl.arange(0, acc.shape[0]), start_n + tl.arange(0, acc.shape[1])
+        rows = operands[0] + offs_m.to(tl.int64) * out.outputs
+        return acc + load_x(rows, 1, offs_m < out.rows, offs_n, out.outputs).to(ACC)
+
+
+def hadamard_rows(x: Tensor, inputs: Tensor, outputs: Tensor, sigma: float | Tensor) -> Tensor:
+    """Multiply each row by sigma H between its member's signs: [r, m, p, o], of x's dtype, contiguous.
+
+    For R rows with e bytes per number and m members, and the larger width rounded up to a power of two A B:
+
+    * bytes: e R (i + o) of rows and m (i + o) of signs.
+    * flops: 2 R A B (A + B) on tensor cores, 0.08 times the plain product at (1024, 1024).
+
+    Args:
+        x: [r, m, p, i], any strides.
+        inputs: signs, int8 [m, i].
+        outputs: signs, int8 [m, o].
+        sigma: a number, or [r].
+    """
+    (members, width), count = inputs.shape, outputs.shape[1]
+    noise = torch.empty((*x.shape[:3], count), device=x.device, dtype=x.dtype)
+    if not noise.numel():
+        return noise
+    channels = block_size(max(width, count), MAX_WIDTH, MIN_BLOCK**2)
+    block = max(MIN_BLOCK, min(64, channels // MIN_BLOCK))
+    rows = x.shape[:3].numel()
+    tile_rows = block_size(rows, max(1, TRANSFORMED // x.itemsize // channels))
+    with torch.cuda.device_of(x):
+        hadamard_rows_kernel[grid_of(-(-rows // tile_rows))](
+            noise, x, inputs, outputs, *noise_scale(sigma, x),
+            rows, count, width, members, x.shape[2], *x.stride(),
+            EARLY=can_begin_early(x.device), ACC=accumulator_dtype(x.dtype),
+            PRECISION=input_precision(x.dtype),
+            ROWS=tile_rows, A=channels // block, B=block, num_warps=TRANSFORM_WARPS,
         )  # fmt: skip
-        noise = tl.join(noise, noise_next).permute(0, 2, 1).reshape(BLOCK_M, BLOCK_N)
-    y += repeat * stride_yr + member * stride_ym + position * stride_yp
-    mask = mask_m[:, None] & mask_n[None, :]
-    tl.store(y[:, None] + offs_n[None, :] * stride_yo, (acc + noise).to(y.dtype.element_ty), mask=mask)
+    return noise
 
 
 def hadamard_product(
@@ -122,43 +137,53 @@ def hadamard_product(
 ) -> Tensor:
     """Multiply each row by W + sigma H between its member's signs, into ``y``, which is returned.
 
-    Signs are int8, ``inputs`` [m, i] and ``outputs`` [m, o]. Columns of a tile are limited to two
-    blocks of the transform. Other arguments are those of all launchers, see :mod:`impls.kernels.gemm`. In
-    tiles of D channels:
+    Signs are int8, ``inputs`` [m, i] and ``outputs`` [m, o], of at most MAX_WIDTH channels. Other arguments
+    are those of all launchers, see :mod:`impls.kernels.gemm`.
 
-    * bytes: e R (i + o) + e i o of the product and m (i + o) of signs; x and signs are read again from a
-      cache for each tile of columns, W for each tile of rows.
-    * flops: on tensor cores 2 R i o of the product and 2 R o D of the transform, 1 + D / i times the plain
-      product or 1.06 at (1024, 1024). On other units 2 R i operations for each block of D columns, and an
-      exclusive or on each number of x for each tile of columns.
-
-    Transforming rows in a kernel before the product would move R (3 i + 2 o) bytes in 16 bits, 42 MB or 10 us
-    of an H200's memory at (1024, 1024) and R = 8192, next to a product of 22 us, and needs memory for R o
-    numbers. It becomes the better choice for many outputs, as here each tile of columns sums its rows'
-    channels again.
+    * bytes: e R (i + o) + e i o of the product, e R (i + 2 o) of noise and m (i + o) of signs; x and W are
+      read again from a cache for each tile of the other axis.
+    * flops: on tensor cores 2 R i o of the product, and those of :func:`hadamard_rows`.
     """
     gemm = gemm_of(x, weight, y)
     inputs = operand("signs of inputs", inputs, (gemm.members, weight.shape[1]), torch.int8)
     outputs = operand("signs of outputs", outputs, (gemm.members, weight.shape[0]), torch.int8)
-    tiling = select_tiling("hadamard", gemm, tiling, TILING)
-    tiling = tiling._replace(block_n=min(tiling.block_n, MAX_BLOCKS * tiling.block_k))
-    operands = (inputs, outputs, *noise_scale(sigma, x))
-    return gemm.launch(hadamard_kernel, tiling, operands, BLOCKS=max(1, tiling.block_n // tiling.block_k))
+    if max(weight.shape) > MAX_WIDTH:
+        raise ValueError(f"the kernel transforms at most {MAX_WIDTH} channels, got {list(weight.shape)}")
+    noise = hadamard_rows(x, inputs, outputs, sigma)
+    if not y.numel():
+        return y
+    tiling = select_tiling("hadamard", gemm, tiling, TILING.keep_warps(x.dtype))
+    described = describe(noise, tiling.block_m, min(gemm.columns, tiling.block_n))
+    waits = can_begin_early(x.device)
+    return gemm.launch(
+        tiling, (described or noise,), LAST=add_rows, OPTIONS=(described is not None, waits), launch_pdl=waits
+    )
 
 
 @variant(source="ours")
 @dataclass(frozen=True)
 class FusedHadamard(AbstractFused[HadamardNoise]):
-    """:class:`~impls.schemes.hadamard.Hadamard` in one kernel.
+    """:class:`~impls.schemes.hadamard.Hadamard` in two kernels.
 
-    Memory    same as the wrapped scheme, without transformed rows.
-    Work      a tile of 128 columns sums its rows' channels with signs in the loop of the shared product and
-              ends with a product of 64 channels: 64 / i more on tensor cores, and two additions for each
-              number of a row and tile.
+    Memory    same as the wrapped scheme, with one copy of outputs during a forward.
+    Work      rows are transformed by two small products on tensor cores, and written and read once.
     Quality   same as the wrapped scheme.
     """
 
     PLAIN = Hadamard
+
+    @property
+    @override
+    def dtypes(self) -> frozenset[torch.dtype]:
+        return NARROW
+
+    @override
+    def supports(self, module: nn.Module) -> str:
+        weight = next(module.parameters())
+        reason = super().supports(module)
+        if not reason and max(weight.shape[:2]) > MAX_WIDTH:
+            reason = f"its kernel transforms at most {MAX_WIDTH} channels"
+        return reason
 
     @override
     def launch(

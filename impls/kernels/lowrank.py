@@ -1,8 +1,9 @@
-"""Product with low-rank noise in one kernel.
+"""Product with low-rank noise in two kernels.
 
-Each row has the factors of its member: y_row = W x + s (x . down_m) up_m, summed over ranks. The product with
-``down`` is taken in the loop over channels, from the tile of x that the matrix product reads, and ``up`` is
-added before y is written: no pass over x or y is added.
+Each row has the factors of its member: y_row = W x + s (x . down_m) up_m, summed over ranks. A first kernel
+computes x . down, once for each row: RANK numbers. The product's kernel adds their product with ``up`` to a
+tile before it writes it. On capability 9.0 it begins while the first one runs, and waits for it only there:
+the first kernel is bound by memory, the second one by tensor cores.
 """
 
 import math
@@ -16,92 +17,55 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls.kernels.gemm import (
     DOT_DTYPES,
-    dot_accumulate,
+    can_begin_early,
     gemm_of,
-    load_sigma,
-    noise_scale,
+    load_of_members,
     operand,
-    row_to_member,
     select_tiling,
-    tile_offsets,
 )
-from impls.kernels.lowrank_rng import check_rank, low_rank_rng_product
+from impls.kernels.lowrank_rng import check_rank, down_product, low_rank_rng_product
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.outer import sum_outer_products, weighted_outer
 from impls.kernels.philox import draw_of, fill
 from impls.kernels.scheme import NARROW, AbstractFused
-from impls.kernels.tiling import MIN_BLOCK, Tiling
+from impls.kernels.tiling import Tiling
 from impls.schemes.lowrank import Factors, LowRank, LowRankSign, RedrawnFactors
 
 UNROLLED = tl.constexpr(4)
 """Largest rank for which the loop over ranks is unrolled."""
 
-TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=3)
-"""Default tile sizes at rank 1."""
-
-
-def default_tiling(rank: int) -> Tiling:
-    """Return the default tile sizes for a rank.
-
-    A thread's part of ``down``, BLOCK_M * BLOCK_K * rank numbers divided by the threads, has to fit in
-    registers.
-    """
-    if rank == 1:
-        return TILING
-    if rank <= UNROLLED.value:
-        return TILING._replace(block_m=64)
-    block_m = max(MIN_BLOCK, 512 // rank)
-    block_k = 32 if block_m == 64 else MIN_BLOCK  # noqa: PLR2004  rows of the larger matrix instruction
-    return TILING._replace(block_m=block_m, block_k=block_k, num_stages=4)
+TILING = Tiling(block_m=128, block_n=256, block_k=64, group_m=8, num_warps=8, num_stages=3)
+"""Default tile sizes for a 16-bit dtype."""
 
 
 @triton.jit
 def add_rank(
-    acc, x_down, scale, up, member, rank, r, outputs, offs_n, mask, RANK: tl.constexpr, ACC: tl.constexpr
-):
-    """Add the noise of rank r to ``acc`` [m, n]: scale * x_down[r] times row r of each member's ``up``."""
-    x_down_r = tl.sum(tl.where((rank == r)[:, None], x_down, 0), axis=0) * scale
-    up_r = tl.load(up + (member * RANK + r)[:, None] * outputs + offs_n[None, :], mask=mask, other=0)
+    acc, out, x_down, up, r, start_m, start_n, RANK: tl.constexpr, IS_DESCRIBED: tl.constexpr,
+    ACC: tl.constexpr,
+):  # fmt: skip
+    """Add to acc [m, n] the product of x . down and ``up`` at rank r."""
+    offs_m = start_m + tl.arange(0, acc.shape[0])
+    x_down_r = tl.load(x_down + offs_m * RANK + r, mask=offs_m < out.rows, other=0)
+    start, end = r * out.outputs + start_n, (r + 1) * out.outputs
+    up_r = load_of_members(up, out, start_m, start, end, RANK * out.outputs, acc, IS_DESCRIBED)
     return acc + x_down_r[:, None] * up_r.to(ACC)
 
 
 @triton.jit
-def low_rank_kernel(
-    y, x, weight, down, up, sigmas, sigma,
-    rows, outputs, inputs, members, positions,
-    stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
-    tiles_m, tiles_n,
-    RANK: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
-    GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Compute a tile of y with factors down [members, RANK, i] and up [members, RANK, o]."""
-    offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
-    repeat, member, position = row_to_member(offs_m, members, positions)
-    mask_m, mask_n = offs_m < rows, offs_n < outputs
-    x += repeat * stride_xr + member * stride_xm + position * stride_xp
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    x_down = tl.zeros((RANK, BLOCK_M), dtype=ACC)
-    rank = tl.arange(0, RANK)
-    for start in range(0, inputs, BLOCK_K):
-        offs_k = start + tl.arange(0, BLOCK_K)
-        mask_k = mask_m[:, None] & (offs_k < inputs)[None, :]
-        acc, values = dot_accumulate(
-            acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, offs_k, inputs, ACC, PRECISION
-        )
-        offsets = (member[None, :] * RANK + rank[:, None])[:, :, None] * inputs + offs_k[None, None, :]
-        down_k = tl.load(down + offsets, mask=mask_k[None, :, :], other=0)
-        x_down += tl.sum(values.to(ACC)[None, :, :] * down_k.to(ACC), axis=2)
-    scale = load_sigma(sigmas, sigma, repeat, mask_m, ACC)
-    mask = mask_m[:, None] & mask_n[None, :]
-    if RANK <= UNROLLED:
-        for r in tl.static_range(RANK):
-            acc = add_rank(acc, x_down, scale, up, member, rank, r, outputs, offs_n, mask, RANK, ACC)
+def add_up(acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr):
+    """Add to acc [m, n] the product of x . down [rows, rank] with the stored ``up`` [members, rank * o]."""
+    x_down, up = operands
+    rank: tl.constexpr = OPTIONS[0]
+    if OPTIONS[2]:
+        tl.extra.cuda.gdc_wait()
+    if rank <= UNROLLED:
+        for r in tl.static_range(rank):
+            acc = add_rank(acc, out, x_down, up, r, start_m, start_n, rank, OPTIONS[1], ACC)
     else:
         # Unrolled, loads of all ranks would be in registers at the same time.
-        for r in tl.range(0, RANK, num_stages=1):
-            acc = add_rank(acc, x_down, scale, up, member, rank, r, outputs, offs_n, mask, RANK, ACC)
-    y += repeat * stride_yr + member * stride_ym + position * stride_yp
-    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)
+        for r in tl.range(0, rank, num_stages=1):
+            acc = add_rank(acc, out, x_down, up, r, start_m, start_n, rank, OPTIONS[1], ACC)
+    return acc
 
 
 def low_rank_product(
@@ -119,18 +83,26 @@ def low_rank_product(
     :func:`~impls.kernels.lowrank_rng.check_rank`. Other arguments are those of all launchers, see
     :mod:`impls.kernels.gemm`.
 
-    * bytes: e R (i + o) + e i o of the product and e m k (i + o) of factors; x, W and ``down`` are read again
-      from a cache for each tile of the other axis.
-    * flops: 2 R i o on tensor cores; on other units 2 R k i for each tile of columns, and 2 R k o.
+    * bytes: e R (2 i + o) + e i o of the products, e m k (i + o) of factors and 8 R k between the kernels; x
+      and W are read again from a cache for each tile of the other axis.
+    * flops: 2 R i o on tensor cores; on other units 2 R k (i + o).
     """
     gemm = gemm_of(x, weight, y)
     rank, (outputs, inputs) = down.shape[1], weight.shape
-    check_rank(rank)
     down = operand("down", down, (gemm.members, rank, inputs), x.dtype)
     up = operand("up", up, (gemm.members, rank, outputs), x.dtype)
-    tiling = select_tiling("low rank", gemm, tiling, default_tiling(rank), rank)
-    operands = (down, up, *noise_scale(sigma, x, 1 / math.sqrt(rank)))
-    return gemm.launch(low_rank_kernel, tiling, operands, RANK=rank)
+    x_down = down_product(x, down, rank, sigma / math.sqrt(rank))
+    tiling = select_tiling("low rank", gemm, tiling, TILING.keep_warps(x.dtype), rank)
+    values, waits = gemm.describe_members(up, tiling), can_begin_early(x.device)
+    options = rank, not isinstance(values, Tensor), waits
+    return gemm.launch(
+        tiling,
+        (x_down, values),
+        LAST=add_up,
+        OPTIONS=options,
+        FLATTEN=rank <= UNROLLED.value,
+        launch_pdl=waits,
+    )
 
 
 PIECE_BYTES = 2**26

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from impls.kernels.gemm import (
     accumulator_dtype,
-    gemm_loop,
+    can_begin_early,
     gemm_of,
     grid_of,
     load_sigma,
     load_x,
+    multiply_tiles,
     noise_scale,
     row_to_member,
     select_tiling,
-    tile_offsets,
 )
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.philox import (
@@ -89,15 +89,20 @@ def default_tiling(dtype: torch.dtype, *, signs: bool) -> Tiling:
 
 @triton.jit(do_not_specialize=COUNTERS)
 def low_rank_down_kernel(
-    out, x, inputs, members, positions, rows, stride_xr, stride_xm, stride_xp, stride_xi,
+    out, x, stored, sigmas, sigma, inputs, members, positions, rows,
+    stride_xr, stride_xm, stride_xp, stride_xi,
     key0, key1, layer, draw, first_member, member_tiles,
-    RANK: tl.constexpr, SIGN: tl.constexpr, ALIGNED: tl.constexpr, ACC: tl.constexpr, ROWS: tl.constexpr,
-    MEMBERS: tl.constexpr, CALLS: tl.constexpr,
+    RANK: tl.constexpr, SIGN: tl.constexpr, ALIGNED: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
+    ROWS: tl.constexpr, MEMBERS: tl.constexpr, CALLS: tl.constexpr,
 ):  # fmt: skip
-    """Multiply ROWS rows of each of MEMBERS members by the member's ``down``, which is drawn: [rows, RANK].
+    """Multiply ROWS rows of each of MEMBERS members by the member's ``down`` and by sigma: [rows, RANK].
 
-    The grid is tiles of members times tiles of rows; ``rows`` is the number of rows of a member.
+    ``down`` is ``stored`` [members, RANK, inputs] or, if that is None, drawn. The grid is tiles of members
+    times tiles of rows; ``rows`` is the number of rows of a member. With EARLY the next kernel, which waits
+    for the result, may begin before this one ends.
     """
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     pid = tl.program_id(0).to(tl.int64)
     start_member = pid % member_tiles * MEMBERS
     row = tl.arange(0, ROWS * MEMBERS)
@@ -106,20 +111,27 @@ def low_rank_down_kernel(
     mask_m = (offs_m < rows) & (member < members)
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
     width: tl.constexpr = 128 if SIGN else 4  # values of a Philox call
-    seed, layer, draw = seed_of(key0, key1), as_uint32(layer), as_uint32(draw)
-    counter = as_uint32(first_member) + (start_member + tl.arange(0, MEMBERS)).to(tl.uint32)
-    rank = tl.arange(0, RANK).to(tl.int64)
+    each_member, rank = start_member + tl.arange(0, MEMBERS), tl.arange(0, RANK).to(tl.int64)
+    if stored is None:
+        seed, layer, draw = seed_of(key0, key1), as_uint32(layer), as_uint32(draw)
+        counter = as_uint32(first_member) + each_member.to(tl.uint32)
     # Summed over channels after the loop.
     acc = tl.zeros((ROWS, MEMBERS, RANK, CALLS * width), dtype=ACC)
     for start in range(0, inputs, CALLS * width):
-        first = rank[:, None] * inputs + (start + tl.arange(0, CALLS) * width)[None, :]
-        down = draw_values(seed, first[None, :, :], counter[:, None, None], layer, draw, SIGN, ALIGNED)
         offs_k = start + tl.arange(0, CALLS * width)
+        if stored is None:
+            first = rank[:, None] * inputs + (start + tl.arange(0, CALLS) * width)[None, :]
+            down = draw_values(seed, first[None, :, :], counter[:, None, None], layer, draw, SIGN, ALIGNED)
+        else:
+            rows_of_down = (each_member[:, None] * RANK + rank[None, :])[:, :, None]
+            mask = (each_member < members)[:, None, None] & (offs_k < inputs)[None, None, :]
+            down = tl.load(stored + rows_of_down * inputs + offs_k[None, None, :], mask=mask, other=0)
         values = load_x(x, stride_xi, mask_m, offs_k, inputs).to(ACC)
         # The stream rounds its values to the weight's dtype.
         down = down.to(x.dtype.element_ty).to(ACC)
         acc += values.reshape(ROWS, MEMBERS, 1, CALLS * width) * down[None, :, :, :]
     x_down = tl.sum(acc, axis=3).reshape(ROWS * MEMBERS, RANK)
+    x_down *= load_sigma(sigmas, sigma, repeat, mask_m, ACC)[:, None]
     out += ((repeat * members + member) * positions + position) * RANK
     tl.store(out[:, None] + tl.arange(0, RANK)[None, :], x_down, mask=mask_m[:, None])
 
@@ -143,67 +155,76 @@ def _draw_elements(
         return draw_values(seed, first_of_call, member[:, None], layer, draw, SIGN, ALIGNED)
 
 
-@triton.jit(do_not_specialize=COUNTERS)
-def low_rank_up_kernel(
-    y, x, weight, x_down, sigmas, sigma,
-    rows, outputs, inputs, members, positions,
-    stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
-    key0, key1, layer, draw, first_member, tiles_m, tiles_n,
-    RANK: tl.constexpr, SIGN: tl.constexpr, ALIGNED: tl.constexpr, IMAGES: tl.constexpr,
-    ACC: tl.constexpr, PRECISION: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Compute a tile of y: the shared product plus that of ``x_down`` [rows, RANK] with ``up``.
+@triton.jit
+def add_drawn_up(acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr):
+    """Add to acc [m, n] the product of x . down [rows, rank] with ``up``, which is drawn.
 
-    An image is all positions of one member in one repeat. ``up`` is drawn once for each of the IMAGES images
-    that a tile may touch; with IMAGES = 0, for small images, once for each row.
+    An image is all positions of one member in one repeat. ``up`` is drawn once for each of the images that a
+    tile may touch; if OPTIONS say 0, for small images, once for each row.
     """
-    offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
-    repeat, member, position = row_to_member(offs_m, members, positions)
-    mask_m, mask_n = offs_m < rows, offs_n < outputs
-    x += repeat * stride_xr + member * stride_xm + position * stride_xp
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    acc = gemm_loop(
-        acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
-    )
-    scale = load_sigma(sigmas, sigma, repeat, mask_m, ACC)
+    x_down, like, key0, key1, layer, draw, first_member = operands
+    rank: tl.constexpr = OPTIONS[0]
+    sign: tl.constexpr = OPTIONS[2]
+    aligned: tl.constexpr = OPTIONS[3]
+    images: tl.constexpr = OPTIONS[4]
+    if OPTIONS[1]:
+        tl.extra.cuda.gdc_wait()
+    offs_m = start_m + tl.arange(0, acc.shape[0])
+    _, member, _ = row_to_member(offs_m, out.members, out.positions)
     seed, layer, draw = seed_of(key0, key1), as_uint32(layer), as_uint32(draw)
-    start_n, image = tl.min(offs_n, axis=0), offs_m // positions
-    for r in range(RANK):
-        x_down_r = tl.load(x_down + offs_m * RANK + r, mask=mask_m, other=0) * scale
-        first = start_n + tl.cast(outputs, tl.int64) * r
-        if IMAGES:
-            for index in tl.range(0, IMAGES, num_stages=1):
-                tile_image = tl.min(image, axis=0) + index
-                image_member = tile_image % members + tl.zeros((1,), tl.int64)
+    row_image = offs_m // out.positions
+    for r in range(rank):
+        x_down_r = tl.load(x_down + offs_m * rank + r, mask=offs_m < out.rows, other=0)
+        first = start_n + tl.cast(out.outputs, tl.int64) * r
+        if images:
+            for index in tl.range(0, images, num_stages=1):
+                tile_image = tl.min(row_image, axis=0) + index
+                image_member = tile_image % out.members + tl.zeros((1,), tl.int64)
                 counter = as_uint32(first_member) + image_member.to(tl.uint32)
-                up = _draw_elements(seed, first, counter, layer, draw, SIGN, ALIGNED, BLOCK_N)
-                up = up.to(weight.dtype.element_ty).to(ACC)
-                acc += tl.where(image == tile_image, x_down_r, 0)[:, None] * up
+                up = _draw_elements(seed, first, counter, layer, draw, sign, aligned, acc.shape[1])
+                up = up.to(like.dtype.element_ty).to(ACC)
+                acc += tl.where(row_image == tile_image, x_down_r, 0)[:, None] * up
         else:
             counter = as_uint32(first_member) + member.to(tl.uint32)
-            up = _draw_elements(seed, first, counter, layer, draw, SIGN, ALIGNED, BLOCK_N)
-            acc += x_down_r[:, None] * up.to(weight.dtype.element_ty).to(ACC)
-    y += repeat * stride_yr + member * stride_ym + position * stride_yp
-    mask = mask_m[:, None] & mask_n[None, :]
-    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)
+            up = _draw_elements(seed, first, counter, layer, draw, sign, aligned, acc.shape[1])
+            acc += x_down_r[:, None] * up.to(like.dtype.element_ty).to(ACC)
+    return acc
 
 
-def down_product(x: Tensor, draw: Draw, rank: int, *, signs: bool = False) -> Tensor:
-    """Multiply each row by its member's drawn ``down`` [k, i]: [rows, k] in float32, or float64 if x is.
+@triton.jit(do_not_specialize=COUNTERS)
+def drawn_up_kernel(
+    out, pair, second, operands, key0, key1, layer, draw, first_member,
+    OPTIONS: tl.constexpr, DESCRIPTORS: tl.constexpr, COLUMNS: tl.constexpr, FLATTEN: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Multiply rows and end with :func:`add_drawn_up`; operands are x . down and the weight."""
+    x_down, weight = operands
+    multiply_tiles(
+        out, pair, second, (x_down, weight, key0, key1, layer, draw, first_member),
+        None, None, add_drawn_up, OPTIONS, DESCRIPTORS, COLUMNS, FLATTEN,
+        ACC, PRECISION, GROUP_M, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
 
-    Element k * inputs + i of the draw, rounded to x's dtype, is entry [k, i]. For R rows with e bytes per
+
+def down_product(
+    x: Tensor, down: Tensor | Draw, rank: int, sigma: float | Tensor = 1.0, *, signs: bool = False
+) -> Tensor:
+    """Multiply each row by its member's ``down`` [k, i] and sigma: [rows, k] in float32, or float64 if x is.
+
+    Element k * inputs + i of a draw, rounded to x's dtype, is entry [k, i]. For R rows with e bytes per
     number and m members:
 
-    * bytes: e R i read, 4 R k written.
+    * bytes: e R i read, and e m k i if ``down`` is stored; 4 R k written.
     * flops: 2 R k i, without tensor cores.
     * Philox calls: m k i / 4 for every DOWN_ROWS rows of a member, and m k i / 128 of signs. A GPU draws
       about 1e12 normals a second.
 
     Args:
         x: [r, m, p, i], any strides.
-        draw: the noise of the members in x.
+        down: [m, k, i], contiguous, or the noise of the members in x, which is drawn.
         rank: k, see :func:`check_rank`.
+        sigma: a number, or [r].
         signs: whether to draw random signs instead of normals.
 
     Raises:
@@ -212,7 +233,8 @@ def down_product(x: Tensor, draw: Draw, rank: int, *, signs: bool = False) -> Te
     repeats, members, positions, inputs = x.shape
     check_rank(rank)
     width, rows = SIGNS if signs else NORMALS, repeats * positions
-    counters = draw.arguments(members, rank * inputs, width)
+    stored = down if isinstance(down, Tensor) else None
+    counters = (0,) * 5 if isinstance(down, Tensor) else down.arguments(members, rank * inputs, width)
     out = torch.empty(
         members * rows, rank, device=x.device, dtype=torch.promote_types(x.dtype, torch.float32)
     )
@@ -224,8 +246,10 @@ def down_product(x: Tensor, draw: Draw, rank: int, *, signs: bool = False) -> Te
     member_tiles = -(-members // tile_members)
     with torch.cuda.device_of(x):
         low_rank_down_kernel[grid_of(member_tiles, -(-rows // tile_rows))](
-            out, x, inputs, members, positions, rows, *x.stride(), *counters, member_tiles,
-            RANK=rank, SIGN=signs, ALIGNED=inputs % width == 0, ACC=accumulator_dtype(x.dtype),
+            out, x, stored, *noise_scale(sigma, x), inputs, members, positions, rows, *x.stride(), *counters,
+            member_tiles,
+            RANK=rank, SIGN=signs, ALIGNED=inputs % width == 0, EARLY=can_begin_early(x.device),
+            ACC=accumulator_dtype(x.dtype),
             ROWS=tile_rows, MEMBERS=tile_members, CALLS=block_size(-(-inputs // width), calls),
             num_warps=DOWN_WARPS,
         )  # fmt: skip
@@ -264,14 +288,17 @@ def low_rank_rng_product(
     gemm = gemm_of(x, weight, y)
     width, outputs = SIGNS if signs else NORMALS, len(weight)
     counters = up.arguments(gemm.members, rank * outputs, width)
-    x_down = down_product(x, down, rank, signs=signs)
+    x_down = down_product(x, down, rank, sigma / math.sqrt(rank), signs=signs)
     name = "drawn low rank of signs" if signs else "drawn low rank"
     tiling = select_tiling(name, gemm, tiling, default_tiling(x.dtype, signs=signs), rank)
     # Each tile of each rank begins with a new call.
-    is_aligned = outputs % width == 0 and tiling.block_n % width == 0
+    is_aligned = outputs % width == 0 and min(tiling.block_n, width) % width == 0
     # A tile of m rows touches at most (m - 2) // positions + 2 images.
     images = (tiling.block_m - 2) // max(1, x.shape[2]) + 2
+    images = images if images <= MAX_IMAGES else 0
+    waits = can_begin_early(x.device)
     return gemm.launch(
-        low_rank_up_kernel, tiling, (x_down, *noise_scale(sigma, x, 1 / math.sqrt(rank))), *counters,
-        RANK=rank, SIGN=signs, ALIGNED=is_aligned, IMAGES=images if images <= MAX_IMAGES else 0,
+        tiling, (x_down, weight), *counters, kernel=drawn_up_kernel,
+        OPTIONS=(rank, waits, signs, is_aligned, images), FLATTEN=not images and rank == 1,
+        columns=SIGNS if signs else 64, launch_pdl=waits,
     )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING or importlib.util.find_spec("triton"):
     import triton
     import triton.language as tl
+    from triton.tools.tensor_descriptor import TensorDescriptor
 else:
 
     class Missing:
@@ -33,6 +34,6 @@ else:
             """
             raise ImportError("this kernel needs triton: install it with `pip install triton` (Linux only)")
 
-    triton = tl = Missing()
+    triton = tl = TensorDescriptor = Missing()
 
-__all__ = ["tl", "triton"]
+__all__ = ["TensorDescriptor", "tl", "triton"]

@@ -14,22 +14,20 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.kernels.gemm import (
-    gemm_loop,
     gemm_of,
     grid_of,
-    load_sigma,
     noise_scale,
     operand,
     row_to_member,
+    scale_rows,
     select_tiling,
-    tile_offsets,
 )
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.scheme import AbstractFused
 from impls.kernels.tiling import Tiling, block_size
 from impls.schemes.permuted import Permuted, PermutedNoise
 
-TILING = Tiling(block_m=128, block_n=128, block_k=32, group_m=8, num_warps=8, num_stages=4)
+TILING = Tiling(block_m=128, block_n=256, block_k=64, group_m=8, num_warps=8, num_stages=3)
 """Default tile sizes for a 16-bit dtype."""
 
 GATHER_BLOCK = (4, 256)
@@ -52,34 +50,6 @@ def gather_kernel(
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
     values = tl.load(x[:, None] + index.to(tl.int64) * stride_xi, mask=mask, other=0)
     tl.store(picked + (offs_m * count)[:, None] + offs_n[None, :], values, mask=mask)
-
-
-@triton.jit
-def permuted_kernel(
-    y, x, weight, gathered, core, sigmas, sigma,
-    rows, outputs, inputs, members, positions,
-    stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
-    count, tiles_m, tiles_n,
-    ACC: tl.constexpr, PRECISION: tl.constexpr,
-    GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Compute a tile of ``x @ weight.T + sigma * gathered @ core.T``."""
-    offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
-    repeat, member, position = row_to_member(offs_m, members, positions)
-    mask_m, mask_n = offs_m < rows, offs_n < outputs
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    gathered += offs_m * count
-    acc = gemm_loop(
-        acc, gathered, 1, mask_m, core, count, offs_n, mask_n, 0, count, ACC, PRECISION, BLOCK_K
-    )  # fmt: skip
-    acc *= load_sigma(sigmas, sigma, repeat, mask_m, ACC)[:, None]
-    x += repeat * stride_xr + member * stride_xm + position * stride_xp
-    acc = gemm_loop(
-        acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
-    )
-    y += repeat * stride_yr + member * stride_ym + position * stride_yp
-    mask = mask_m[:, None] & mask_n[None, :]
-    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)
 
 
 def gather_channels(x: Tensor, picks: Tensor) -> Tensor:
@@ -132,8 +102,8 @@ def permuted_product(
     gemm, count = gemm_of(x, weight, y), core.shape[-1]
     gathered = operand("gathered channels", gathered, (*x.shape[:3], count), x.dtype)
     core = operand("core", core, (len(weight), count), x.dtype)
-    tiling = select_tiling("two products", gemm, tiling, TILING, count)
-    return gemm.launch(permuted_kernel, tiling, (gathered, core, *noise_scale(sigma, x)), count)
+    tiling = select_tiling("two products", gemm, tiling, TILING.keep_warps(x.dtype), count)
+    return gemm.launch(tiling, noise_scale(sigma, x), second=(gathered, core), FIRST=scale_rows)
 
 
 @variant(in_sparsity=(0.5, 0.1), source="NESgpu; the kernels are ours")

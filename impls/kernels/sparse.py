@@ -14,29 +14,28 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls.kernels.gemm import (
     accumulator_dtype,
-    gemm_loop,
     gemm_of,
     grid_of,
+    load_of_members,
     load_sigma,
     noise_scale,
     operand,
     row_to_member,
     select_tiling,
-    tile_offsets,
 )
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.scheme import AbstractFused
 from impls.kernels.tiling import Tiling, block_size
 from impls.schemes.sparse import SparseNoise, SparsePerturbed
 
-TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=3)
+TILING = Tiling(block_m=128, block_n=256, block_k=64, group_m=8, num_warps=8, num_stages=3)
 """Default tile sizes."""
 
-FEW = 2
-"""With more columns of a member, float32 has smaller tiles."""
+FEW = tl.constexpr(2)
+"""Largest number of columns of a member for which the loop over them is unrolled."""
 
 MAX_COLUMNS = 8
-"""Most columns of a member: a row's values at them stay in registers."""
+"""Most columns of a member."""
 
 AT_ONCE = 16
 """Rows of values that a sum loads at a time."""
@@ -45,43 +44,44 @@ MAX_OUTPUTS = 256
 """Maximum number of outputs in a tile of a sum: 32 values for each of 128 threads."""
 
 
-def default_tiling(columns: int, dtype: torch.dtype) -> Tiling:
-    """Return the default tile sizes for members' ``columns``, whose values have to fit in registers."""
-    return TILING._replace(block_m=64) if columns > FEW and dtype is torch.float32 else TILING
+@triton.jit
+def add_column(
+    acc, out, x, columns, values, scale, j, start_m, start_n, KEPT: tl.constexpr, IS_DESCRIBED: tl.constexpr,
+    ACC: tl.constexpr,
+):  # fmt: skip
+    """Add to acc [m, n] the product of x at each row's column j with the row's values of that column."""
+    pointer, stride_r, stride_m, stride_p, stride_i = x
+    offs_m = start_m + tl.arange(0, acc.shape[0])
+    mask_m = offs_m < out.rows
+    repeat, member, position = row_to_member(offs_m, out.members, out.positions)
+    pointer += repeat * stride_r + member * stride_m + position * stride_p
+    column = tl.load(columns + member * KEPT + j, mask=mask_m, other=0).to(tl.int64)
+    x_column = tl.load(pointer + column * stride_i, mask=mask_m, other=0).to(ACC) * scale
+    start, end = j * out.outputs + start_n, (j + 1) * out.outputs
+    value = load_of_members(values, out, start_m, start, end, KEPT * out.outputs, acc, IS_DESCRIBED)
+    return acc + x_column[:, None] * value.to(ACC)
 
 
 @triton.jit
-def sparse_kernel(
-    y, x, weight, columns, values, sigmas, sigma,
-    rows, outputs, inputs, members, positions,
-    stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
-    tiles_m, tiles_n,
-    KEPT: tl.constexpr, SLOTS: tl.constexpr, ACC: tl.constexpr,
-    PRECISION: tl.constexpr,
-    GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Compute a tile of y with ``columns`` [members, KEPT] and ``values`` [members, KEPT, o]."""
-    offs_m, offs_n = tile_offsets(tiles_m, tiles_n, GROUP_M, BLOCK_M, BLOCK_N)
-    repeat, member, position = row_to_member(offs_m, members, positions)
-    mask_m, mask_n = offs_m < rows, offs_n < outputs
-    x += repeat * stride_xr + member * stride_xm + position * stride_xp
-    slot = tl.arange(0, SLOTS)  # KEPT rounded up to a power of two
-    mask_slots = (slot < KEPT)[:, None] & mask_m[None, :]
-    column = tl.load(columns + member[None, :] * KEPT + slot[:, None], mask=mask_slots, other=0)
-    x_columns = tl.load(x[None, :] + column * stride_xi, mask=mask_slots, other=0).to(ACC)
-    x_columns *= load_sigma(sigmas, sigma, repeat, mask_m, ACC)[None, :]
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    acc = gemm_loop(
-        acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, 0, inputs, ACC, PRECISION, BLOCK_K
-    )
-    mask = mask_m[:, None] & mask_n[None, :]
-    # Unrolled, loads of all columns would be in registers at the same time.
-    for j in tl.range(0, KEPT, num_stages=1):
-        x_column = tl.sum(tl.where((slot == j)[:, None], x_columns, 0), axis=0)
-        value = tl.load(values + (member * KEPT + j)[:, None] * outputs + offs_n[None, :], mask=mask, other=0)
-        acc += x_column[:, None] * value.to(ACC)
-    y += repeat * stride_yr + member * stride_ym + position * stride_yp
-    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)
+def add_columns(acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr):
+    """Add to acc [m, n] the rows' x at ``columns`` [members, kept] times ``values`` [members, kept * o]."""
+    x, columns, values, sigmas, sigma = operands
+    kept: tl.constexpr = OPTIONS[0]
+    offs_m = start_m + tl.arange(0, acc.shape[0])
+    repeat, _, _ = row_to_member(offs_m, out.members, out.positions)
+    scale = load_sigma(sigmas, sigma, repeat, offs_m < out.rows, ACC)
+    if kept <= FEW:
+        for j in tl.static_range(kept):
+            acc = add_column(
+                acc, out, x, columns, values, scale, j, start_m, start_n, kept, OPTIONS[1], ACC
+            )  # fmt: skip
+    else:
+        # Unrolled, loads of all columns would be in registers at the same time.
+        for j in tl.range(0, kept, num_stages=1):
+            acc = add_column(
+                acc, out, x, columns, values, scale, j, start_m, start_n, kept, OPTIONS[1], ACC
+            )  # fmt: skip
+    return acc
 
 
 def sparse_product(
@@ -109,9 +109,13 @@ def sparse_product(
         raise ValueError(
             f"the kernel supports at most {MAX_COLUMNS} perturbed columns per member, got {count}"
         )
-    tiling = select_tiling("sparse", gemm, tiling, default_tiling(count, x.dtype), count)
-    operands = (columns, values, *noise_scale(sigma, x))
-    return gemm.launch(sparse_kernel, tiling, operands, KEPT=count, SLOTS=block_size(count, MAX_COLUMNS))
+    tiling = select_tiling("sparse", gemm, tiling, TILING.keep_warps(x.dtype), count)
+    described = gemm.describe_members(values, tiling)
+    operands = ((x, *x.stride()), columns, described, *noise_scale(sigma, x))
+    return gemm.launch(
+        tiling, operands, LAST=add_columns, OPTIONS=(count, not isinstance(described, Tensor)),
+        FLATTEN=count <= FEW.value,
+    )  # fmt: skip
 
 
 @triton.jit

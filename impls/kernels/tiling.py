@@ -34,6 +34,7 @@ class Tiling(NamedTuple):
             cache.
         num_warps: warps of a program.
         num_stages: depth of the software pipeline of loads.
+        programs: programs on each multiprocessor of a kernel that loops over tiles.
     """
 
     block_m: int = 128
@@ -42,6 +43,7 @@ class Tiling(NamedTuple):
     group_m: int = 8
     num_warps: int = 8
     num_stages: int = 3
+    programs: int = 1
 
     def for_dtype(self, dtype: torch.dtype) -> "Tiling":
         """Return smaller tiles for operands wider than 16 bits.
@@ -114,7 +116,7 @@ def input_precision(dtype: torch.dtype) -> str:
 DTYPE = torch.bfloat16
 """The dtype that kernels are tuned for."""
 
-SCHEMA = 5
+SCHEMA = 6
 FOLDER = Path(__file__).parent / "tuned"
 """Tables of tuned tile sizes, one file for each GPU model."""
 

@@ -153,7 +153,8 @@ def test_a_launch_takes_given_tiles_then_tuned_ones_then_the_default(monkeypatch
         def __getitem__(self, _grid: object) -> Callable[..., None]:
             return lambda *_, **options: launched.append(options)
 
-    monkeypatch.setattr(lowrank, "low_rank_kernel", Kernel())
+    monkeypatch.setattr(gemm, "product_kernel", Kernel())
+    monkeypatch.setattr(lowrank, "down_product", Mock())
     lookup = Mock(side_effect=[Tiling(32, 16, 16, 2, 2, 2), None])
     monkeypatch.setattr(gemm, "find_tuned_tiling", lookup)
     x, weight, y = torch.zeros(1, 64, 1, 32), torch.zeros(48, 32), torch.zeros(1, 64, 1, 48)
@@ -161,7 +162,7 @@ def test_a_launch_takes_given_tiles_then_tuned_ones_then_the_default(monkeypatch
     for chosen in (None, Tiling(16, 32, 16, num_warps=1), None):
         lowrank.low_rank_product(x, weight, down, up, 0.1, y, chosen)
     lookup.assert_called_with("low rank", x, 64, 48, 32, 4)
-    default = lowrank.default_tiling(4).for_dtype(x.dtype)
+    default = lowrank.TILING.for_dtype(x.dtype)
     assert [launch["num_warps"] for launch in launched] == [2, 1, default.num_warps]
     assert [launch["BLOCK_M"] for launch in launched] == [32, 16, default.block_m]
 

@@ -445,8 +445,8 @@ def test_a_kernel_that_is_given_a_cpu_tensor_raises() -> None:
         x, weight, y = (torch.ones(*shape, device="cuda") for shape in ((1, 4, 1, 8), (6, 8), (1, 4, 1, 6)))
         kept = torch.ones(4, 6, dtype=torch.bool)
         dropout_product(x, weight, kept.to("cuda"), 2.0, 0.0, y, "out")
-        assert cuda.launches == ["dropped_kernel"]
-        with pytest.raises(DeviceMixError, match="dropped_kernel"):
+        assert cuda.launches == ["product_kernel"]
+        with pytest.raises(DeviceMixError, match="product_kernel"):
             dropout_product(x, weight, kept, 2.0, 0.0, y, "out")
 
 

@@ -60,15 +60,15 @@ class Canaries:
         Its mask is argument ``mask_at`` of those after the pointers.
         """
 
-        def watching(pointers: Any, *arguments: Any) -> Any:
-            addresses = pointers.data[arguments[mask_at].data.astype(bool)].astype("int64")
+        def watching(pointers: Any, *arguments: Any, **options: Any) -> Any:
+            addresses = pointers.data[np.asarray(arguments[mask_at].data, dtype=bool)].astype("int64")
             element_bytes = pointers.get_element_ty().primitive_bitwidth // 8
             is_inside = np.zeros(addresses.shape, dtype=bool)
             for room, size, _ in self.buffers:
                 start = room.data_ptr() + 8 * AROUND
                 is_inside |= (addresses >= start) & (addresses <= start + size - element_bytes)
             assert is_inside.all()
-            return access(pointers, *arguments)
+            return access(pointers, *arguments, **options)
 
         return watching
 
