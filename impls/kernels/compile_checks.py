@@ -284,16 +284,16 @@ def shared_cores() -> Iterator[Check]:
         make: Any = partial(launches.flips, side=side)
         yield from per_dtype(f"flipped, side {side}", gemm.product_kernel, make, dtypes)
     yield from per_dtype("Hadamard, product", gemm.product_kernel, launches.hadamard_noise, NORMAL_DTYPES)
-    for inputs, dtypes in ((1024, NORMAL_DTYPES), (8192, NORMAL_DTYPES), (hadamard.MAX_WIDTH, NORMAL_DTYPES)):
-        title = f"Hadamard, rows of {inputs}"
-        yield from per_dtype(
-            title, hadamard.hadamard_rows_kernel, launches.hadamard_noise, dtypes, tile_rows=16, inputs=inputs
-        )
+    rows = partial(per_dtype, kernel=hadamard.hadamard_rows_kernel, make=launches.hadamard_noise, tile_rows=0)
+    yield from rows("Hadamard, rows of 1024", dtypes=NORMAL_DTYPES)
+    for dtype in NORMAL_DTYPES:
+        width = hadamard.ROW_BYTES // dtype.dtype.itemsize
+        yield from rows(f"Hadamard, rows of {width}", dtypes=[dtype], inputs=width)
     make = partial(launches.two_products, count=1024)
     yield from per_dtype("two products", gemm.product_kernel, make)
     columns = empty(8192, 1024, dtype=torch.int64)
     launch: Callable[[], object] = partial(
-        permuted.gather_channels, layer_operands(torch.bfloat16).x, columns
+        permuted.gather_channels, layer_operands(torch.bfloat16).x, columns.short()
     )
     yield Check("picks, bfloat16", permuted.gather_kernel, launch, "st.global.v4")
     for count, sigma, dtypes in (

@@ -138,13 +138,16 @@ class Gemm(NamedTuple):
         tiles = -(-self.rows // tiling.block_m), -(-self.weight.shape[0] // tiling.block_n)
         for count in (tiles[0] * tiling.block_m, tiles[0] * tiles[1]):
             grid_of(count)  # kernels count rows and tiles in int32
-        sizes = self.rows, self.weight.shape[0], self.x.shape[1], self.x.shape[2]
-        return Output(self.y, *sizes, *self.y.stride(), *tiles)
+        _, members, positions, outputs = self.y.shape
+        stride_r, stride_m, stride_p, stride_o = self.y.stride()
+        return Output(
+            self.y, self.rows, outputs, members, positions, stride_r, stride_m, stride_p, stride_o, *tiles
+        )
 
     def launch(
         self,
         tiling: Tiling,
-        operands: Sequence[Tensor | float | None] = (),
+        operands: Sequence[Any] = (),
         *more: int | Tensor,
         kernel: Any = None,  # noqa: ANN401  Triton's functions have no type
         second: tuple[Tensor, Tensor] | None = None,
@@ -167,24 +170,27 @@ class Gemm(NamedTuple):
             return self.y
         tiles, dtype = self.output(tiling), self.x.dtype
         columns = min(columns or self.columns, tiling.block_n)
-        described = [describe(self.y, tiling.block_m, columns)]
-        for rows, weight in ((self.x, self.weight), *((second,) if second else ())):
-            described += [
+        pairs = [(self.x, self.weight), *([second] if second else [])]
+        described = [
+            (
                 describe(rows, tiling.block_m, tiling.block_k),
                 describe(weight, tiling.block_n, tiling.block_k),
-            ]
-        has_descriptors = None not in described
-        y, *factors = described if has_descriptors else [self.y, self.x, self.weight, *(second or ())]
-        pairs = [
-            Pair(*factors[2 * index : 2 * index + 2], weight.shape[1], *rows.stride(), weight.stride(0))
-            for index, (rows, weight) in enumerate(((self.x, self.weight), *((second,) if second else ())))
+            )
+            for rows, weight in pairs
+        ]
+        y = describe(self.y, tiling.block_m, columns)
+        has_descriptors = y is not None and not any(None in pair for pair in described)
+        factors = [
+            pair_of(rows, weight, *(descriptors if has_descriptors else (rows, weight)))
+            for (rows, weight), descriptors in zip(pairs, described, strict=True)
         ]
         constants = {"OPTIONS": (), "FLATTEN": second is None, **constants}
         if kernel is None:
             kernel, constants = product_kernel, {"FIRST": None, "INPUT": None, "LAST": None, **constants}
         with torch.cuda.device_of(self.x):
             kernel[programs_of(tiles.tiles_m * tiles.tiles_n, tiling, self.x.device)](
-                tiles._replace(y=y), pairs[0], pairs[1] if second else None, tuple(operands), *more,
+                tiles._replace(y=y) if has_descriptors else tiles, factors[0],
+                factors[1] if second else None, tuple(operands), *more,
                 DESCRIPTORS=has_descriptors, COLUMNS=columns, ACC=accumulator_dtype(dtype),
                 PRECISION=input_precision(dtype), **constants, **tiling.options,
             )  # fmt: skip
@@ -210,6 +216,14 @@ def describe(values: Tensor, rows: int, columns: int) -> TensorDescriptor | None
     if channel_stride != 1 or not is_aligned or values.dtype is torch.float64 or len(matrix) > MAX_PROGRAMS:
         return None
     return TensorDescriptor(matrix, list(matrix.shape), [stride, 1], [rows, columns])
+
+
+def pair_of(rows: Tensor, weight: Tensor, read_rows: Any, read_weight: Any) -> Pair:  # noqa: ANN401  tensors or descriptors
+    """Return rows [r, m, p, i] and weight [o, i] as an argument of a kernel, which reads the last two."""
+    stride_r, stride_m, stride_p, stride_i = rows.stride()
+    return Pair(
+        read_rows, read_weight, weight.shape[1], stride_r, stride_m, stride_p, stride_i, weight.stride(0)
+    )
 
 
 def can_begin_early(device: torch.device) -> bool:

@@ -1,6 +1,6 @@
 """Product with Hadamard noise in two kernels.
 
-y_row = W x + s (H (x * in_m)) * out_m with H[o, i] = (-1)^popcount(o & i), for any widths up to MAX_WIDTH.
+y_row = W x + s (H (x * in_m)) * out_m with H[o, i] = (-1)^popcount(o & i), for any widths up to ROW_BYTES.
 With both indices split into blocks of B, o = a B + b and i = a' B + b', H is the Kronecker product of two
 smaller Hadamard matrices:
 
@@ -41,13 +41,16 @@ from impls.schemes.hadamard import Hadamard, HadamardNoise
 TILING = Tiling(block_m=128, block_n=256, block_k=64, group_m=8, num_warps=8, num_stages=3)
 """Default tile sizes of the product for a 16-bit dtype."""
 
-TRANSFORMED = 2**15
-"""Bytes of the rows that a program of :func:`hadamard_rows_kernel` transforms at once."""
+ROW_BYTES = 2**15
+"""Bytes of the rows that a program of :func:`hadamard_rows_kernel` transforms at once, in registers."""
 
 TRANSFORM_WARPS = 8
 
-MAX_WIDTH = 2**14
-"""Largest width of a row, which a program keeps in registers."""
+
+def too_wide(weight: Tensor) -> str:
+    """Return why the rows of a weight [o, i] cannot be transformed, or an empty string."""
+    width = ROW_BYTES // weight.itemsize
+    return f"its kernel transforms at most {width} channels" if max(weight.shape) > width else ""
 
 
 @triton.jit
@@ -106,21 +109,23 @@ def hadamard_rows(x: Tensor, inputs: Tensor, outputs: Tensor, sigma: float | Ten
         inputs: signs, int8 [m, i].
         outputs: signs, int8 [m, o].
         sigma: a number, or [r].
+
+    Products of float32 are sums of three of TF32, which have nearly its precision, since signs are exact.
     """
     (members, width), count = inputs.shape, outputs.shape[1]
     noise = torch.empty((*x.shape[:3], count), device=x.device, dtype=x.dtype)
     if not noise.numel():
         return noise
-    channels = block_size(max(width, count), MAX_WIDTH, MIN_BLOCK**2)
+    channels = block_size(max(width, count), ROW_BYTES // x.itemsize, MIN_BLOCK**2)
     block = max(MIN_BLOCK, min(64, channels // MIN_BLOCK))
     rows = x.shape[:3].numel()
-    tile_rows = block_size(rows, max(1, TRANSFORMED // x.itemsize // channels))
+    tile_rows = block_size(rows, ROW_BYTES // x.itemsize // channels)
     with torch.cuda.device_of(x):
         hadamard_rows_kernel[grid_of(-(-rows // tile_rows))](
             noise, x, inputs, outputs, *noise_scale(sigma, x),
             rows, count, width, members, x.shape[2], *x.stride(),
             EARLY=can_begin_early(x.device), ACC=accumulator_dtype(x.dtype),
-            PRECISION=input_precision(x.dtype),
+            PRECISION="tf32x3" if input_precision(x.dtype) == "ieee" else "tf32",
             ROWS=tile_rows, A=channels // block, B=block, num_warps=TRANSFORM_WARPS,
         )  # fmt: skip
     return noise
@@ -137,7 +142,7 @@ def hadamard_product(
 ) -> Tensor:
     """Multiply each row by W + sigma H between its member's signs, into ``y``, which is returned.
 
-    Signs are int8, ``inputs`` [m, i] and ``outputs`` [m, o], of at most MAX_WIDTH channels. Other arguments
+    Signs are int8, ``inputs`` [m, i] and ``outputs`` [m, o], of at most ROW_BYTES. Other arguments
     are those of all launchers, see :mod:`impls.kernels.gemm`.
 
     * bytes: e R (i + o) + e i o of the product, e R (i + 2 o) of noise and m (i + o) of signs; x and W are
@@ -147,8 +152,8 @@ def hadamard_product(
     gemm = gemm_of(x, weight, y)
     inputs = operand("signs of inputs", inputs, (gemm.members, weight.shape[1]), torch.int8)
     outputs = operand("signs of outputs", outputs, (gemm.members, weight.shape[0]), torch.int8)
-    if max(weight.shape) > MAX_WIDTH:
-        raise ValueError(f"the kernel transforms at most {MAX_WIDTH} channels, got {list(weight.shape)}")
+    if reason := too_wide(weight):
+        raise ValueError(f"{reason}, got a weight of {list(weight.shape)}")
     noise = hadamard_rows(x, inputs, outputs, sigma)
     if not y.numel():
         return y
@@ -179,11 +184,7 @@ class FusedHadamard(AbstractFused[HadamardNoise]):
 
     @override
     def supports(self, module: nn.Module) -> str:
-        weight = next(module.parameters())
-        reason = super().supports(module)
-        if not reason and max(weight.shape[:2]) > MAX_WIDTH:
-            reason = f"its kernel transforms at most {MAX_WIDTH} channels"
-        return reason
+        return super().supports(module) or too_wide(next(module.parameters()).flatten(1))
 
     @override
     def launch(

@@ -243,7 +243,10 @@ def make_permuted(sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
     count = sizes.inputs // 2 + 3
     index = torch.randint(0, sizes.inputs, (sizes.members, count), generator=generator(2)).to(DEVICE)
     core = normal(3, sizes.outputs, count, dtype=dtype)
-    picks, shared = guard(index), guard(core)
+    picks, shared = (
+        guard(index.to({HALF: torch.int16, SINGLE: torch.int32}.get(dtype, torch.int64))),
+        guard(core),
+    )
 
     def formula(x: Tensor, weight: Tensor, sigma: Sigma) -> Tensor:
         picked = x.gather(3, index[:, None].expand(*x.shape[:3], count))
