@@ -1,6 +1,7 @@
 """Product with Hadamard noise in two kernels.
 
-y_row = W x + s (H (x * in_m)) * out_m with H[o, i] = (-1)^popcount(o & i), for any widths up to ROW_BYTES.
+y_row = W x + s (H (x * in_m)) * out_m with H[o, i] = (-1)^popcount(o & i), for widths of at most
+:func:`most_channels`.
 With both indices split into blocks of B, o = a B + b and i = a' B + b', H is the Kronecker product of two
 smaller Hadamard matrices:
 
@@ -47,9 +48,18 @@ ROW_BYTES = 2**15
 TRANSFORM_WARPS = 8
 
 
+def most_channels(dtype: torch.dtype) -> int:
+    """Return the numbers that a program transforms at once, which is the largest width of a row.
+
+    Float32 without TF32 is multiplied in registers, of which it takes four times as many.
+    """
+    is_wide = dtype.itemsize > 2 and input_precision(dtype) == "ieee"  # noqa: PLR2004  bytes
+    return ROW_BYTES // dtype.itemsize // (4 if is_wide else 1)
+
+
 def too_wide(weight: Tensor) -> str:
     """Return why the rows of a weight [o, i] cannot be transformed, or an empty string."""
-    width = ROW_BYTES // weight.itemsize
+    width = most_channels(weight.dtype)
     return f"its kernel transforms at most {width} channels" if max(weight.shape) > width else ""
 
 
@@ -109,23 +119,22 @@ def hadamard_rows(x: Tensor, inputs: Tensor, outputs: Tensor, sigma: float | Ten
         inputs: signs, int8 [m, i].
         outputs: signs, int8 [m, o].
         sigma: a number, or [r].
-
-    Products of float32 are sums of three of TF32, which have nearly its precision, since signs are exact.
     """
     (members, width), count = inputs.shape, outputs.shape[1]
+    most = most_channels(x.dtype)
     noise = torch.empty((*x.shape[:3], count), device=x.device, dtype=x.dtype)
     if not noise.numel():
         return noise
-    channels = block_size(max(width, count), ROW_BYTES // x.itemsize, MIN_BLOCK**2)
+    channels = block_size(max(width, count), most, MIN_BLOCK**2)
     block = max(MIN_BLOCK, min(64, channels // MIN_BLOCK))
     rows = x.shape[:3].numel()
-    tile_rows = block_size(rows, ROW_BYTES // x.itemsize // channels)
+    tile_rows = block_size(rows, most // channels)
     with torch.cuda.device_of(x):
         hadamard_rows_kernel[grid_of(-(-rows // tile_rows))](
             noise, x, inputs, outputs, *noise_scale(sigma, x),
             rows, count, width, members, x.shape[2], *x.stride(),
             EARLY=can_begin_early(x.device), ACC=accumulator_dtype(x.dtype),
-            PRECISION="tf32x3" if input_precision(x.dtype) == "ieee" else "tf32",
+            PRECISION=input_precision(x.dtype),
             ROWS=tile_rows, A=channels // block, B=block, num_warps=TRANSFORM_WARPS,
         )  # fmt: skip
     return noise
@@ -142,8 +151,8 @@ def hadamard_product(
 ) -> Tensor:
     """Multiply each row by W + sigma H between its member's signs, into ``y``, which is returned.
 
-    Signs are int8, ``inputs`` [m, i] and ``outputs`` [m, o], of at most ROW_BYTES. Other arguments
-    are those of all launchers, see :mod:`impls.kernels.gemm`.
+    Signs are int8, ``inputs`` [m, i] and ``outputs`` [m, o], of widths up to :func:`most_channels`. Other
+    arguments are those of all launchers, see :mod:`impls.kernels.gemm`.
 
     * bytes: e R (i + o) + e i o of the product, e R (i + 2 o) of noise and m (i + o) of signs; x and W are
       read again from a cache for each tile of the other axis.

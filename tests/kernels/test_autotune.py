@@ -162,7 +162,7 @@ def test_a_launch_takes_given_tiles_then_tuned_ones_then_the_default(monkeypatch
     for chosen in (None, Tiling(16, 32, 16, num_warps=1), None):
         lowrank.low_rank_product(x, weight, down, up, 0.1, y, chosen)
     lookup.assert_called_with("low rank", x, 64, 48, 32, 4)
-    default = lowrank.TILING.for_dtype(x.dtype)
+    default = lowrank.TILING.keep_warps(x.dtype).for_dtype(x.dtype)
     assert [launch["num_warps"] for launch in launched] == [2, 1, default.num_warps]
     assert [launch["BLOCK_M"] for launch in launched] == [32, 16, default.block_m]
 
@@ -238,5 +238,5 @@ def test_candidates_are_compiled_ahead(tmp_path: Path, monkeypatch: pytest.Monke
     compile_all(launch, [good, second, broken])
     pool.assert_called_with(len(os.sched_getaffinity(0)))
     errors = [str(future.exception()) for future in compiled if future.exception()]
-    assert len(errors) == 1, errors
+    assert not errors  # the broken one is refused before it is compiled
     assert len(list(tmp_path.glob("*/*.cubin"))) == 2
