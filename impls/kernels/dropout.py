@@ -14,6 +14,7 @@ from typing_extensions import override
 from esbench.registry import variant
 from impls.kernels.gemm import (
     gemm_of,
+    is_before_hopper,
     load_of_members,
     operand,
     row_to_member,
@@ -127,7 +128,10 @@ def dropout_product(
     kept = operand("masks", kept, (gemm.members, weight.shape[1 if is_inputs else 0]), torch.bool)
     # Triton cannot make float64 operands from bytes.
     masks = kept.to(x.dtype) if x.dtype is torch.float64 else kept.view(torch.int8)
-    tiling = select_tiling(name, gemm, tiling, TILING.keep_warps(x.dtype))
+    default = TILING.keep_warps(x.dtype)
+    if is_inputs and is_before_hopper(x.device):  # tiles of x pass through registers
+        default = default._replace(block_k=32, num_stages=4)
+    tiling = select_tiling(name, gemm, tiling, default)
     described = gemm.describe_members(masks, tiling, tiling.block_k if is_inputs else None)
     factors, factor = gate_arguments(on, off, x)
     operands = (described, factors, factor, len(x))

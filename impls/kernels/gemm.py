@@ -185,6 +185,7 @@ class Gemm(NamedTuple):
             for (rows, weight), descriptors in zip(pairs, described, strict=True)
         ]
         constants = {"OPTIONS": (), "FLATTEN": second is None, **constants}
+        constants["FLATTEN"] &= not is_before_hopper(self.x.device)  # there it takes too many registers
         if kernel is None:
             kernel, constants = product_kernel, {"FIRST": None, "INPUT": None, "LAST": None, **constants}
         with torch.cuda.device_of(self.x):
@@ -204,9 +205,11 @@ EARLY_CAPABILITY = (9, 0)
 def describe(values: Tensor, rows: int, columns: int) -> TensorDescriptor | None:
     """Return a descriptor of a matrix [..., c], for loads and stores of tiles; None if it has none.
 
-    On capability 9.0 tiles are then copied to shared memory by one instruction. It takes contiguous channels
-    and rows that begin at multiples of 16 bytes.
+    Tiles are then copied to and from shared memory by one instruction of capability 9.0. It takes contiguous
+    channels and rows that begin at multiples of 16 bytes.
     """
+    if is_before_hopper(values.device):
+        return None
     try:
         matrix = values.view(-1, values.shape[-1])
     except RuntimeError:  # rows have no common stride
@@ -232,6 +235,11 @@ def can_begin_early(device: torch.device) -> bool:
         return torch.cuda.get_device_capability(device) >= EARLY_CAPABILITY
     # Tensors without data are compiled for the capability that Triton is told.
     return device.type == "meta" and triton.runtime.driver.active.get_current_target().arch >= 90  # noqa: PLR2004  9.0
+
+
+def is_before_hopper(device: torch.device) -> bool:
+    """Return whether kernels run on, or are compiled for, a GPU before capability 9.0."""
+    return device.type != "cpu" and not can_begin_early(device)
 
 
 def programs_of(tiles: int, tiling: Tiling, device: torch.device) -> tuple[int]:
@@ -272,6 +280,8 @@ def select_tiling(kernel: str, gemm: Gemm, requested: Tiling | None, default: Ti
         UserError: the table of this GPU cannot be read; the message names the file.
     """
     sizes = gemm.rows, *gemm.weight.shape
+    if is_before_hopper(gemm.x.device):
+        default = default._replace(block_n=min(default.block_n, 128))
     tiling = requested or find_tuned_tiling(kernel, gemm.x, *sizes, *more) or default.for_dtype(gemm.x.dtype)
     return tiling.clip(*sizes)
 

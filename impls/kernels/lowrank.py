@@ -19,6 +19,7 @@ from impls.kernels.gemm import (
     DOT_DTYPES,
     can_begin_early,
     gemm_of,
+    is_before_hopper,
     load_of_members,
     operand,
     select_tiling,
@@ -31,7 +32,7 @@ from impls.kernels.scheme import NARROW, AbstractFused
 from impls.kernels.tiling import Tiling
 from impls.schemes.lowrank import Factors, LowRank, LowRankSign, RedrawnFactors
 
-UNROLLED = tl.constexpr(4)
+UNROLLED = 4
 """Largest rank for which the loop over ranks is unrolled."""
 
 TILING = Tiling(block_m=128, block_n=256, block_k=64, group_m=8, num_warps=8, num_stages=3)
@@ -58,7 +59,7 @@ def add_up(acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.
     rank: tl.constexpr = OPTIONS[0]
     if OPTIONS[2]:
         tl.extra.cuda.gdc_wait()
-    if rank <= UNROLLED:
+    if OPTIONS[3]:
         for r in tl.static_range(rank):
             acc = add_rank(acc, out, x_down, up, r, start_m, start_n, rank, OPTIONS[1], ACC)
     else:
@@ -94,14 +95,10 @@ def low_rank_product(
     x_down = down_product(x, down, rank, sigma / math.sqrt(rank))
     tiling = select_tiling("low rank", gemm, tiling, TILING.keep_warps(x.dtype), rank)
     values, waits = gemm.describe_members(up, tiling), can_begin_early(x.device)
-    options = rank, not isinstance(values, Tensor), waits
+    is_unrolled = rank <= UNROLLED and not is_before_hopper(x.device)
+    options = rank, not isinstance(values, Tensor), waits, is_unrolled
     return gemm.launch(
-        tiling,
-        (x_down, values),
-        LAST=add_up,
-        OPTIONS=options,
-        FLATTEN=rank <= UNROLLED.value,
-        launch_pdl=waits,
+        tiling, (x_down, values), LAST=add_up, OPTIONS=options, FLATTEN=is_unrolled, launch_pdl=waits
     )
 
 

@@ -34,6 +34,7 @@ else:
             """
             raise ImportError("this kernel needs triton: install it with `pip install triton` (Linux only)")
 
-    triton = tl = TensorDescriptor = Missing()
+    triton = tl = Missing()
+    TensorDescriptor = Missing  # a class, for annotations
 
 __all__ = ["TensorDescriptor", "tl", "triton"]
