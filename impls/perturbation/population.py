@@ -390,7 +390,7 @@ class Population:
             return {}
         results = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x in self._batches]
         batches = {id(x): self._batches[x] for x in results}
-        for x in results if is_checked else ():
+        for x in (x for x in results if is_checked and x.is_cpu):  # on a GPU the check would wait
             batch = batches[id(x)]
             is_equal = torch.allclose(
                 x.unflatten(0, (1 + self.antithetic, len(batch.x), -1)),
