@@ -20,6 +20,7 @@ import pytest
 from scipy.stats import t as student
 
 from esbench.git import git
+from esbench.report.analysis.peers import SCANNED
 from esbench.report.readme import render
 from esbench.report.site import all_sections, selection
 from esbench.report.tables.table import (
@@ -130,7 +131,15 @@ def measured_lines() -> tuple[Raw, ...]:
         content = (ROOT / name).read_bytes()
         text = (gzip.decompress(content) if name.endswith(".gz") else content).decode()
         lines += [line for line in map(json.loads, text.splitlines()) if line["record"] == "measurement"]
-    return tuple(lines)
+    return tuple(map(of_one_generation, lines))
+
+
+def of_one_generation(line: Raw) -> Raw:
+    """Divide the times of a call by its generations."""
+    count = dict(line["variant"]["options"]).get(SCANNED, 1)
+    if line["phase"] != "step" or count == 1:
+        return line
+    return {**line, "samples": [[sample / count for sample in visits] for visits in line["samples"]]}
 
 
 def raw(row: Measurement) -> Raw:
@@ -233,6 +242,7 @@ FORMULAS: dict[str, Formula] = {
     "effective_percent_at_sigma": lambda lines: [100 * at_sigma(lines)[0] / lines[0]["case"]["members"]],
     "kappa": lambda lines: [statistics.mean(flat(line)) for line in lines if line["metric"] == "kappa"],
     "kappa_difference": lambda lines: [statistics.mean(flat(lines[0])) - statistics.mean(flat(lines[1]))],
+    "evaluations_per_gb": lambda lines: [2 * lines[0]["case"]["members"] / middle(lines[0]) * 1e9],
     "achieved_bytes_per_s": lambda lines: [lines[0]["work"]["moved_bytes"] / middle(lines[0]) * 1e9],
     "achieved_flops_per_s": lambda lines: [lines[0]["work"]["flops"] / middle(lines[0]) * 1e9],
 }
