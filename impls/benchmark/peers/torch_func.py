@@ -1,11 +1,11 @@
 """Generations without a library: ``torch.func.vmap`` by hand, a plain loop, and backpropagation."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils import vector_to_parameters
 from typing_extensions import override
 
 from esbench.registry import variant
@@ -103,6 +103,12 @@ class VmapByHand(AbstractPeer):
         return VmapSearch(task, self.chunk_size)
 
 
+def _write(values: Tensor, parameters: Sequence[Tensor], sizes: Sequence[int]) -> None:
+    """Copy values [d] into parameters of these sizes."""
+    for parameter, part in zip(parameters, values.split(sizes), strict=True):
+        parameter.copy_(part.view_as(parameter))
+
+
 class LoopSearch(AbstractDenseSearch):
     """One member after another."""
 
@@ -110,20 +116,21 @@ class LoopSearch(AbstractDenseSearch):
     @torch.no_grad()
     def evaluate(self, drawn: Drawn, x: Tensor) -> Tensor:
         task, model = self._task, self._task.model
-        before = task.start
+        parameters = [*model.parameters()]
+        sizes, before = [parameter.numel() for parameter in parameters], task.start
         losses = []
         for sign in (1, -1):
             for noise in drawn.noise:
-                vector_to_parameters(drawn.center + sign * task.sigma * noise, model.parameters())
+                _write(drawn.center + sign * task.sigma * noise, parameters, sizes)
                 losses.append(cross_entropy(model(x), task.y))
-        vector_to_parameters(before, model.parameters())
+        _write(before, parameters, sizes)
         return torch.stack(losses)
 
 
 @variant(mode="naive", baseline=True, operators=OPERATORS)
 @dataclass(frozen=True)
 class LoopOverMembers(AbstractPeer):
-    """The plain network, whose parameters are set to those of one member after another."""
+    """The plain network, into which one member after another is copied."""
 
     @override
     def search(self, task: Task) -> AbstractSearch:
