@@ -154,7 +154,7 @@ class Gemm(NamedTuple):
         columns: int | None = None,
         **constants: Any,  # noqa: ANN401  Triton's functions have no type
     ) -> Tensor:
-        """Launch a kernel that loops over tiles, see :func:`multiply_tiles`, and return y.
+        """Launch a kernel that loops over tiles, see :func:`product_kernel`, and return y.
 
         Args:
             tiling: tile sizes.
@@ -164,7 +164,7 @@ class Gemm(NamedTuple):
             second: rows [r, m, p, k], contiguous, and a weight [o, k], whose product is a part of y.
             columns: largest number of columns of a tile that the last function gets and that are written at
                 once: fewer take less memory.
-            constants: FIRST, INPUT, LAST and OPTIONS of :func:`multiply_tiles`, and options of a launch.
+            constants: FIRST, INPUT, LAST and OPTIONS of :func:`product_kernel`, and options of a launch.
         """
         if not self.y.numel():
             return self.y
@@ -502,7 +502,7 @@ def store_tile(acc, out, start_m, start_n, DESCRIPTORS: tl.constexpr):
 
 
 @triton.jit
-def multiply_tiles(
+def product_kernel(
     out, pair, second, operands,
     FIRST: tl.constexpr, INPUT: tl.constexpr, LAST: tl.constexpr, OPTIONS: tl.constexpr,
     DESCRIPTORS: tl.constexpr, COLUMNS: tl.constexpr, FLATTEN: tl.constexpr,
@@ -556,18 +556,3 @@ def multiply_tiles(
             if LAST is not None:
                 part = LAST(part, out, operands, start_m, first_n, OPTIONS, ACC)
             store_tile(part, out, start_m, first_n, DESCRIPTORS)
-
-
-@triton.jit
-def product_kernel(
-    out, pair, second, operands,
-    FIRST: tl.constexpr, INPUT: tl.constexpr, LAST: tl.constexpr, OPTIONS: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, COLUMNS: tl.constexpr, FLATTEN: tl.constexpr,
-    ACC: tl.constexpr, PRECISION: tl.constexpr,
-    GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Run :func:`multiply_tiles`."""
-    multiply_tiles(
-        out, pair, second, operands, FIRST, INPUT, LAST, OPTIONS, DESCRIPTORS, COLUMNS, FLATTEN,
-        ACC, PRECISION, GROUP_M, BLOCK_M, BLOCK_N, BLOCK_K,
-    )  # fmt: skip

@@ -17,7 +17,7 @@ from impls.kernels.gemm import (
     grid_of,
     load_sigma,
     load_x,
-    multiply_tiles,
+    product_kernel,
     noise_scale,
     row_to_member,
     select_tiling,
@@ -200,7 +200,7 @@ def drawn_up_kernel(
 ):  # fmt: skip
     """Multiply rows and end with :func:`add_drawn_up`; operands are x . down and the weight."""
     x_down, weight = operands
-    multiply_tiles(
+    product_kernel(
         out, pair, second, (x_down, weight, key0, key1, layer, draw, first_member),
         None, None, add_drawn_up, OPTIONS, DESCRIPTORS, COLUMNS, FLATTEN,
         ACC, PRECISION, GROUP_M, BLOCK_M, BLOCK_N, BLOCK_K,

@@ -687,6 +687,8 @@ class Population:
         """Repeat inputs [batch, ...] so that each member sees all of them: [repeats * members, ...].
 
         With antithetic sampling each member sees them with its noise, and again with the negated noise.
+        A layer that gets the result itself computes once what all members share. Torch counts changes of the
+        result, except those by ``.data`` or NumPy: the first calls find them on a CPU, later ones do not.
 
         Args:
             x: the inputs, or targets that belong to them.

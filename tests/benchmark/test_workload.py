@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 import impls
+from esbench.measure.memory import peak_bytes
 from esbench.schema import Case, Phase
 from esbench.workload import Workload, WrongResultError, build
 from impls import Population
@@ -171,6 +172,17 @@ def test_a_check_of_a_step_restores_the_weights() -> None:
     assert all(
         map(torch.equal, *(list(vars(work)["_population"].model.parameters()) for work in (checked, plain)))
     )
+
+
+def test_the_memory_of_an_update_counts_its_gradients() -> None:
+    """The gradients of the last call are not freed during a call, which would hide those of this one."""
+    for scheme in (impls.Perturbed(), impls.LowRank(1)):
+        work = build(scheme, LINEAR, "cpu", 0)
+        for phase in ("update", "step"):
+            work.enter(phase)
+            call = work.phases[phase]
+            call()
+            assert peak_bytes(call, "cpu") >= 4 * LINEAR.out_channels * LINEAR.in_channels, (scheme, phase)
 
 
 class HalvedWorkload(baselines.BaseWorkload):
