@@ -17,8 +17,8 @@ from impls.kernels.gemm import (
     grid_of,
     load_sigma,
     load_x,
-    product_kernel,
     noise_scale,
+    product_kernel,
     row_to_member,
     select_tiling,
 )
