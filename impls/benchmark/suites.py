@@ -24,7 +24,7 @@ QUICK = (
     *PLAIN,
     *("!Perturbed(stored=weights)", "!SparsePerturbed(k=2*", "!LowRank(rank=4)", "!LowRankSign(regenerated*"),
     *("!Permuted(side=*", "!Permuted(in_sparsity=0.5)", "!Flipped(side=out)", "!Flipped(cores=32)"),
-    "!DropoutMask(side=out)",
+    *("!DropoutMask(side=out)", "!LowRank*values=uniform)"),
 )
 """One variant of each scheme, or a few: two minutes in all."""
 

@@ -172,6 +172,23 @@ def signs_from_words(words: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     return values
 
 
+LEVELS = 256
+"""Number of values of a byte, and of the noise that is made of bytes."""
+
+LEVEL_SCALE = ((LEVELS**2 - 1) / 12) ** -0.5
+"""1 / standard deviation of a byte."""
+
+
+def levels_from_words(words: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """Return (byte - 127.5) * LEVEL_SCALE for the first ``count`` bytes of int64 words [rows, n].
+
+    The result is [rows, count]; lowest bytes come first. Values are computed in float32, where the difference
+    is exact, so that they have the same bits on every device, and are rounded to the dtype.
+    """
+    bytes_ = words.view(torch.uint8)[:, :count]
+    return bytes_.float().sub_((LEVELS - 1) / 2).mul_(LEVEL_SCALE).to(dtype)
+
+
 NORMAL = Distribution(4, _normals)
 UNIFORM = Distribution(4, _uniforms)
 BITS = Distribution(2, _bits)

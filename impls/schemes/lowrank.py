@@ -4,6 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from esbench.registry import variant
 from impls.perturbation.member_ops import append_axes, count_signs, sum_pieces
 from impls.perturbation.noise import Noise, NoiseStream, piece_bytes
 from impls.perturbation.operators import AbstractOperator, TransposedLinear
-from impls.perturbation.scheme import AbstractScheme, Flops, check_count
+from impls.perturbation.scheme import AbstractScheme, Flops, check_choice, check_count
 
 MAX_SEPARATE_TERMS = 4
 """Up to this rank, rank-one terms are added to the output one by one; above, their sum is computed first."""
@@ -171,31 +172,43 @@ def add_factor_products(y: Tensor, inner: Tensor, up: Tensor) -> None:
         y.addcmul_(values.unsqueeze(3), append_axes(factor, y[0]))
 
 
+@variant(
+    rank=1,
+    regenerated=True,
+    values="uniform",
+    source="EGGROLL, arXiv:2511.16652, with factors made of random bytes that are drawn again",
+)
 @variant(rank=1, regenerated=True, source="EGGROLL, arXiv:2511.16652, with factors that are drawn again")
 @variant(rank=(1, 4), source="EGGROLL, arXiv:2511.16652; the form for convolutions is ours")
 @dataclass(frozen=True)
 class LowRank(AbstractLowRank):
-    """E_m = up_m @ down_m / sqrt(rank), both factors standard normal.
+    """E_m = up_m @ down_m / sqrt(rank), both factors standard normal, or uniform over 256 levels.
 
     ``regenerated`` stores only the stream. The forward and the update draw the factors again, with the same
-    bits.
+    bits. ``values`` is that of :class:`~impls.schemes.regenerated.Regenerated`.
 
     Memory    n * g * rank * (o + i * taps) numbers, or 0 with ``regenerated``.
     Work      2 * rank * g * (o + i * taps) flops of a row and output position, and one pass over the output
               for each rank; the update is one product [o, n * rank] x [n * rank, i * taps].
     Quality   kappa = 0: members are independent. Entries are products of normals, with heavier tails: at rank
-              one, d / n becomes (o + 2) (i * taps + 2) / n.
+              one, d / n becomes (o + 2) (i * taps + 2) / n. Of uniform factors, whose fourth moment is 1.8
+              in place of 3, it becomes (o + 0.8) (i * taps + 0.8) / n.
     """
 
     rank: int
     regenerated: bool = False
+    values: Literal["normal", "uniform"] = "normal"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("values", self.values, "normal", "uniform")
 
     @override
     def factors(self, weight: torch.Size, stream: NoiseStream) -> Factors:
         groups, outputs, *inner = weight
+        draw = stream.levels if self.values == "uniform" else stream.normal
         return Factors(
-            down=stream.normal("down", groups, self.rank, *inner),
-            up=stream.normal("up", groups, self.rank, outputs),
+            down=draw("down", groups, self.rank, *inner), up=draw("up", groups, self.rank, outputs)
         )
 
 

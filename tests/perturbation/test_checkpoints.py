@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import impls
+from impls.perturbation.scheme import AnyScheme
 from tests.scheme_cases import fill, normal
 
 
@@ -23,15 +24,16 @@ def population(model: nn.Module | None = None, **options: Any) -> impls.Populati
     return impls.perturb(model or network(), **settings)
 
 
+@pytest.mark.parametrize("scheme", [impls.LowRankSign(), impls.Regenerated("uniform")], ids=str)
 @pytest.mark.parametrize("stream", ["block", "philox"])
-def test_after_loading_each_step_has_the_same_noise(stream: str) -> None:
+def test_after_loading_each_step_has_the_same_noise(stream: str, scheme: AnyScheme) -> None:
     """Seed, sigma and step survive a file that may hold no code; the bits of the noise are equal."""
-    saved = population(stream=stream, seed=5)
+    saved = population(stream=stream, scheme=scheme, seed=5)
     saved.sigma = 0.25
     file = io.BytesIO()
     torch.save(saved.state_dict(7), file)
     file.seek(0)
-    resumed = population(stream=stream)
+    resumed = population(stream=stream, scheme=scheme)
     assert resumed.load_state_dict(torch.load(file, weights_only=True)) == 7
     assert (resumed.seed, resumed.sigma) == (5, 0.25)
     noise, again = saved.sample(7), resumed.sample(7)
@@ -44,6 +46,7 @@ def test_after_loading_each_step_has_the_same_noise(stream: str) -> None:
     ("options", "words"),
     [
         ({"scheme": impls.Flipped()}, r"layer '0': LowRankSign\(.*; this one has Flipped\("),
+        ({"scheme": impls.Regenerated("uniform")}, r"layer '0': .*has Regenerated\(values='uniform'\)"),
         ({"model": network(8)}, r"layer '0': .* \[6, 4\] with bias; this one has .* \[8, 4\]"),
         ({"model": network()[:2]}, "layer '2': .*; this one has none"),
         ({"model": network().double()}, "layer '0': .* float32 .*; this one has .* float64"),

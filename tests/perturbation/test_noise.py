@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from unittest.mock import Mock
 
 import pytest
+import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ from impls.schemes import DropConnect, DropoutMask, Flipped, Permuted, Perturbed
 from impls.verify.checks import Setting, check_independence
 from tests.scheme_cases import make_stream
 
-DRAWS = ("normal", "uniform", "words", "signs", "integers")
+DRAWS = ("normal", "uniform", "words", "signs", "levels", "integers")
 
 
 class Maker(Protocol):
@@ -116,7 +117,7 @@ def test_parts_of_a_block_have_the_bits_of_the_block(dtype: torch.dtype) -> None
     """Parts are drawn in turn if members draw multiples of 16 numbers, also those of an incomplete block."""
     whole = BlockStream(1, 2, "layer", range(2 * BLOCK + 5), torch.device("cpu"), dtype)
     for numbers, lengths in ((48, [100, 100, 56, 100, 100, 56, 5]), (6, [BLOCK, BLOCK, 5])):
-        for draw in ("normal", "uniform", "signs"):
+        for draw in ("normal", "uniform", "signs", "levels"):
             parts = list(whole.split(numbers, 100 * numbers * dtype.itemsize))
             assert [stop - start for start, stop, _ in parts] == lengths
             values = torch.cat([getattr(part, draw)("a", numbers) for _, _, part in parts])
@@ -198,7 +199,44 @@ def test_nothing_is_drawn_on_the_meta_device(stream: Maker) -> None:
     meta = stream(range(2**20), device=torch.device("meta"))
     assert meta.normal("dense", 1024, 1024).nbytes == 2**42
     assert meta.signs("dense", 1024, 1024).nbytes == 2**42
+    assert meta.levels("dense", 1024, 1024).nbytes == 2**42
     assert meta.words("dense", 16, 1024).nbytes == 2**37
+
+
+def test_levels_have_the_moments_of_their_law() -> None:
+    """Over all 256 bytes the mean and the third moment are 0, the others and the range are as documented."""
+    words = torch.arange(256, dtype=torch.uint8).view(torch.int64).unsqueeze(0)
+    levels = philox.levels_from_words(words, 256, torch.float64)[0]
+    assert torch.equal(levels, -levels.flip(0))  # symmetric, so that odd moments are 0
+    assert levels.square().mean().item() == pytest.approx(1, abs=1e-7)
+    fourth = 9 / 5 * (256**2 - 7 / 3) / (256**2 - 1)
+    assert fourth == pytest.approx(1.79996, abs=5e-6)
+    assert levels.pow(4).mean().item() == pytest.approx(fourth, abs=1e-6)
+    assert levels.max().item() == pytest.approx((3 * 255 / 257) ** 0.5, abs=1e-6)
+    assert levels.max().item() == pytest.approx(1.725, abs=5e-4)
+    torch.testing.assert_close(levels.diff(), torch.full((255,), (12 / (256**2 - 1)) ** 0.5).double())
+
+
+def test_levels_are_the_bytes_of_words_and_uniform(stream: Maker) -> None:
+    """Level e is that of byte e % 8 of word e // 8, rounded to any dtype; they are fair and independent."""
+    words = stream(range(9)).words("s", 3)
+    bytes_ = (words.unsqueeze(2) >> 8 * torch.arange(8) & 255).flatten(1)[:, :20]
+    levels = stream(range(9)).levels("s", 4, 5)
+    exact = (bytes_.double() - 127.5) * (12 / (256**2 - 1)) ** 0.5
+    torch.testing.assert_close(levels.flatten(1).double(), exact, rtol=2**-23, atol=0)
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        narrow = stream(range(9), dtype=dtype).levels("s", 4, 5)
+        assert narrow.dtype == dtype
+        assert torch.equal(narrow, levels.to(dtype))
+    assert stream(range(9)).levels("s", 0, 5).shape == (9, 0, 5)
+
+    members = stream(range(BLOCK)).levels("s", 1000)
+    counts = members.flatten().unique(return_counts=True)[1]
+    assert len(counts) == 256
+    assert 0.001 < scipy.stats.chisquare(counts).pvalue < 0.999
+    pairs = [(members[:, 1:], members[:, :-1]), (members[1:], members[:-1])]
+    for moment in (members, members**3, *(a * b for a, b in pairs), *((a * b) ** 2 - 1 for a, b in pairs)):
+        assert moment.mean().abs() < 5 * moment.std() / moment.numel() ** 0.5
 
 
 def test_narrow_dtypes_have_rounded_philox_normals() -> None:
@@ -289,14 +327,16 @@ def test_a_missing_counter_is_found(words: str, monkeypatch: pytest.MonkeyPatch)
 # The same bits in every version.
 
 DIGESTS = {
-    ("LowRankSign", "block"): "e7e9aab62a9f9f3f",
-    ("LowRankSign", "philox"): "8d96b57844378239",
-    ("FlippedSign", "block"): "31a0070390c40fda",
-    ("FlippedSign", "philox"): "e14dbc4b6570f1ac",
-    ("DropoutMask", "block"): "d23f87bb388cb94b",
-    ("DropoutMask", "philox"): "985c1caa4a8047d5",
-    ("Binary", "block"): "2fb2c94a6ade15c2",
-    ("Binary", "philox"): "757f2fded2e7d487",
+    (impls.LowRankSign(), "block"): "e7e9aab62a9f9f3f",
+    (impls.LowRankSign(), "philox"): "8d96b57844378239",
+    (impls.FlippedSign(), "block"): "31a0070390c40fda",
+    (impls.FlippedSign(), "philox"): "e14dbc4b6570f1ac",
+    (impls.DropoutMask(), "block"): "d23f87bb388cb94b",
+    (impls.DropoutMask(), "philox"): "985c1caa4a8047d5",
+    (impls.Binary(), "block"): "2fb2c94a6ade15c2",
+    (impls.Binary(), "philox"): "757f2fded2e7d487",
+    (impls.Regenerated("uniform"), "block"): "0a8438fcc1df126d",
+    (impls.Regenerated("uniform"), "philox"): "13937c08f34c2c15",
 }
 """Digests of noise made of integers, which do not depend on how a machine computes a logarithm or a sine."""
 
@@ -319,12 +359,12 @@ def draw_stored(scheme: AnyScheme, stream: str) -> Tensor:
     return population.dense_noise(population.sample(11))["weight"]
 
 
-@pytest.mark.parametrize(("name", "stream"), DIGESTS)
-def test_integers_have_the_stored_bits(name: str, stream: str) -> None:
-    """Signs, gates and bits, written out as weights, have the stored digest."""
-    entries = (draw_stored(getattr(impls, name)(), stream) * 2**20).round().to(torch.int64)
+@pytest.mark.parametrize(("scheme", "stream"), DIGESTS, ids=str)
+def test_integers_have_the_stored_bits(scheme: AnyScheme, stream: str) -> None:
+    """Signs, gates, bits and levels, written out as weights, have the stored digest."""
+    entries = (draw_stored(scheme, stream) * 2**20).round().to(torch.int64)
     digest = hashlib.blake2b(entries.numpy().tobytes(), digest_size=8).hexdigest()
-    assert digest == DIGESTS[name, stream]
+    assert digest == DIGESTS[scheme, stream]
 
 
 @pytest.mark.parametrize("stream", NORMALS)

@@ -97,6 +97,10 @@ def test_values_are_computed_from_the_words_of_their_element() -> None:
     ]
     signs = philox.signs_from_words(bits, 300, torch.float64)[0]
     assert signs.tolist() == [1.0 if flat[e // 32] >> e % 32 & 1 else -1.0 for e in range(300)]
+    levels = philox.levels_from_words(bits, 48, torch.float64)[0]
+    scale = torch.tensor(((256**2 - 1) / 12) ** -0.5).item()
+    exact = [((flat[e // 4] >> 8 * (e % 4) & 255) - 127.5) * scale for e in range(48)]
+    assert levels.tolist() == torch.tensor(exact).tolist()  # rounded to float32
     pairs = [(high << 32) + low for high, low in zip(flat[::2], flat[1::2], strict=True)]
     for high in (1, 10, 2**31 + 11, 2**32):
         drawn = fill(integers_below(high), range(5, 6), range(6))[0]

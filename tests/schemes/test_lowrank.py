@@ -18,7 +18,12 @@ from impls.schemes.sparse import MAX_SINGLE_DRAWS, SparseNoise
 from impls.verify.reference import check_close, check_forward, check_update, compute_update
 from tests.scheme_cases import check_sums, closed_form, dense_rows, fill, make_stream, normal
 
-STORED: list[LowRank | LowRankSign | Orthogonal] = [LowRank(2), LowRankSign(), Orthogonal(2)]
+STORED: list[LowRank | LowRankSign | Orthogonal] = [
+    LowRank(2),
+    LowRank(2, values="uniform"),
+    LowRankSign(),
+    Orthogonal(2),
+]
 
 
 @pytest.mark.parametrize("stored", STORED, ids=str)
@@ -53,6 +58,16 @@ def test_any_rank_and_memory_layout_is_right(rank: int) -> None:
     x, noise = normal(12, 4, 5, 6), population.sample(0)
     channels_last = population(x.to(memory_format=torch.channels_last), noise=noise)
     torch.testing.assert_close(channels_last, population(x, noise=noise))
+
+
+@pytest.mark.parametrize(("scheme", "excess"), [(LowRank(1), 2.0), (LowRank(1, values="uniform"), 0.8)])
+def test_the_length_of_a_product_varies_with_the_law_of_its_factors(scheme: LowRank, excess: float) -> None:
+    """The mean of |E_m|^4 is o i (o + 2) (i + 2) for normal factors, and with 0.8 for uniform ones."""
+    lengths = dense_rows(scheme, (1, 2, 3), range(50_000)).square().sum(1)
+    expected = 2 * 3 * (2 + excess) * (3 + excess)
+    squares = lengths.square()
+    assert abs(squares.mean().item() - expected) < 4 * squares.std().item() / 50_000**0.5
+    assert squares.std().item() / 50_000**0.5 < 0.03 * expected
 
 
 # Orthogonal.

@@ -111,6 +111,7 @@ def test_no_tensor_has_a_number_for_each_member_and_weight() -> None:
     "scheme",
     [
         Regenerated(),
+        Regenerated("uniform"),
         RegeneratedSign(),
         Perturbed("weights"),
         NoiseTable(),
