@@ -122,7 +122,7 @@ class NoiseStream(ABC):
     def split(self, numbers: int, max_bytes: int) -> Iterator[tuple[int, int, Self]]:
         """Yield (start, stop) of each piece to draw noise in, and its stream; 0 is the first member.
 
-        Each stream draws once, in this order.
+        Each stream draws once, in this order; drawing may overwrite the values of the piece before.
 
         Args:
             numbers: how many values of the stream's dtype a member draws.
@@ -134,19 +134,21 @@ class NoiseStream(ABC):
     def signs(self, draw: str, *shape: int) -> Tensor:
         """Fair signs, [m, *shape]: element e is +1 where bit e % 64 of word e // 64 is set, else -1."""
         count = math.prod(shape)
-        signs = philox.signs_from_words(self.words(draw, -(-count // 64)), count, self.dtype)
+        signs = self._empty((len(self.members), count), self.dtype)
+        philox.fill_signs(signs, self.words(draw, -(-count // 64)))
         return signs.view(len(signs), *shape)
 
     def levels(self, draw: str, *shape: int) -> Tensor:
         """Independent values that are uniform over 256 equally spaced levels, [m, *shape].
 
-        Element e is made of byte e % 8 of word e // 8, see :func:`philox.levels_from_words`. With L = 256 the
-        mean is 0, the variance 1, the third moment 0, the fourth 9/5 (L^2 - 7/3) / (L^2 - 1) = 1.79996 and
-        the largest value sqrt(3 (L - 1) / (L + 1)) = 1.725; normal values have a fourth moment of 3.
+        Element e is made of byte e % 8 of word e // 8, see :func:`philox.fill_levels`. With L = 256 the mean
+        is 0, the variance 1, the third moment 0, the fourth 9/5 (L^2 - 7/3) / (L^2 - 1) = 1.79996 and the
+        largest value sqrt(3 (L - 1) / (L + 1)) = 1.725; normal values have a fourth moment of 3.
         """
         count = math.prod(shape)
-        levels = philox.levels_from_words(self.words(draw, -(-count // 8)), count, self.dtype)
-        return levels.view(len(levels), *shape)
+        levels = self._empty((len(self.members), count), torch.float32)
+        philox.fill_levels(levels, self.words(draw, -(-count // 8)))
+        return levels.to(self.dtype).view(len(levels), *shape)
 
     def permutations(self, draw: str, groups: int, width: int) -> Tensor:
         """Independent permutations of ``range(width)`` as int64, [m, groups, width].
@@ -178,6 +180,22 @@ class NoiseStream(ABC):
         """Return the stream of members ``start`` to ``stop``; 0 is the first member of this stream."""
         return replace(self, members=self.members[start:stop])
 
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return memory for values."""
+        return torch.empty(shape, device=self.device, dtype=dtype)
+
+
+class _Parts:
+    """What the streams of a block's parts share: generators and memory, which each part uses in turn.
+
+    Parts that allocate megabytes and free them take twice as long where the C library returns the memory to
+    the system each time.
+    """
+
+    def __init__(self) -> None:
+        self.generators: dict[str, Generator] = {}  # by draw
+        self.memory: dict[torch.dtype, Tensor] = {}
+
 
 @dataclass(frozen=True)
 class BlockStream(NoiseStream):
@@ -186,14 +204,13 @@ class BlockStream(NoiseStream):
     Attributes:
         end: end of the last block; None: the end of ``members``. The bits of a block depend on its length, so
             a narrowed stream keeps the end of the stream that it was made from.
-        generators: those of a block, by draw, for a stream of a part of it that continues after the part
-            before; None for other streams.
+        parts: what it shares with the streams of other parts of a block; None for other streams.
     """
 
     SHARD_MULTIPLE = BLOCK
 
     end: int | None = None
-    generators: dict[str, Generator] | None = field(default=None, compare=False)
+    parts: _Parts | None = field(default=None, compare=False)
 
     @override
     def normal(self, draw: str, *shape: int) -> Tensor:
@@ -243,7 +260,7 @@ class BlockStream(NoiseStream):
             if block.members.start % BLOCK:
                 yield start, stop, block
                 continue
-            block = replace(block, generators={})
+            block = replace(block, parts=_Parts())
             for first, last in pieces(stop - start, member_bytes, max_bytes):
                 yield start + first, start + last, block.narrow(first, last)
 
@@ -254,6 +271,15 @@ class BlockStream(NoiseStream):
     @override
     def narrow(self, start: int, stop: int) -> Self:
         return replace(super().narrow(start, stop), end=self._end)
+
+    @override
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        if self.parts is None:
+            return super()._empty(shape, dtype)
+        count, memory = math.prod(shape), self.parts.memory
+        if dtype not in memory or len(memory[dtype]) < count:
+            memory[dtype] = super()._empty((count,), dtype)
+        return memory[dtype][:count].view(shape)
 
     @property
     def _end(self) -> int:
@@ -274,7 +300,7 @@ class BlockStream(NoiseStream):
         *limits: object,
     ) -> Tensor:
         """Draw [m, *shape] with a method of torch that fills a tensor in place, called with ``limits``."""
-        values = torch.empty((len(self.members), *shape), device=self.device, dtype=dtype)
+        values = self._empty((len(self.members), *shape), dtype)
         if self.device.type == "meta":
             return values
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -284,10 +310,11 @@ class BlockStream(NoiseStream):
             )
         if torch.compiler.is_dynamo_compiling():
             return torch.compiler.disable(self._draw)(draw, shape, dtype, fill, *limits)
-        if self.generators is not None:
-            if draw not in self.generators:
-                self.generators[draw] = self._generator(draw, self.members.start // BLOCK)
-            return fill(values, *limits, generator=self.generators[draw])
+        if self.parts is not None:
+            generators = self.parts.generators
+            if draw not in generators:
+                generators[draw] = self._generator(draw, self.members.start // BLOCK)
+            return fill(values, *limits, generator=generators[draw])
         first, stop = self.members.start, self.members.stop
 
         def draw_block(block: range) -> None:

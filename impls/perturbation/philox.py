@@ -158,15 +158,15 @@ def unpack_signs(words: Tensor) -> Tensor:
     return signs.view(torch.int8).view(*words.shape[:-1], -1)
 
 
-def signs_from_words(words: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """Return +1 or -1 for each of the first ``count`` bits of int64 words [rows, n]: [rows, count]."""
-    values = torch.empty(len(words), count, device=words.device, dtype=dtype)
+def fill_signs(values: Tensor, words: Tensor) -> Tensor:
+    """Fill ``values`` [rows, count] with +1 or -1 for each of the first bits of int64 words [rows, n]."""
     if values.is_meta or not values.numel():
         return values
+    count = values.shape[1]
     # TILE counts Philox calls; each gave two of these words.
     step = max(1, 2 * TILE.get(words.device.type, TILE["cpu"]) // words.shape[1])
     if step >= len(words):
-        return unpack_signs(words)[:, :count].to(dtype).contiguous()
+        return values.copy_(unpack_signs(words)[:, :count])
     for row in range(0, len(words), step):
         values[row : row + step] = unpack_signs(words[row : row + step])[:, :count]
     return values
@@ -179,14 +179,14 @@ LEVEL_SCALE = ((LEVELS**2 - 1) / 12) ** -0.5
 """1 / standard deviation of a byte."""
 
 
-def levels_from_words(words: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """Return (byte - 127.5) * LEVEL_SCALE for the first ``count`` bytes of int64 words [rows, n].
+def fill_levels(values: Tensor, words: Tensor) -> Tensor:
+    """Fill ``values`` [rows, count], float32, with levels of the first bytes of int64 words [rows, n].
 
-    The result is [rows, count]; lowest bytes come first. Values are computed in float32, where the difference
-    is exact, so that they have the same bits on every device, and are rounded to the dtype.
+    A level is (byte - 127.5) * LEVEL_SCALE; lowest bytes come first. The difference is exact in float32, so
+    that levels have the same bits on every device.
     """
-    bytes_ = words.view(torch.uint8)[:, :count]
-    return bytes_.float().sub_((LEVELS - 1) / 2).mul_(LEVEL_SCALE).to(dtype)
+    bytes_ = words.view(torch.uint8)[:, : values.shape[1]]
+    return values.copy_(bytes_).sub_((LEVELS - 1) / 2).mul_(LEVEL_SCALE)
 
 
 NORMAL = Distribution(4, _normals)

@@ -95,9 +95,9 @@ def test_values_are_computed_from_the_words_of_their_element() -> None:
     assert [word % 2**64 for word in bits[0].tolist()] == [
         flat[index] + (flat[index + 1] << 32) for index in range(0, 12, 2)
     ]
-    signs = philox.signs_from_words(bits, 300, torch.float64)[0]
+    signs = philox.fill_signs(torch.empty(1, 300), bits)[0]
     assert signs.tolist() == [1.0 if flat[e // 32] >> e % 32 & 1 else -1.0 for e in range(300)]
-    levels = philox.levels_from_words(bits, 48, torch.float64)[0]
+    levels = philox.fill_levels(torch.empty(1, 48), bits)[0]
     scale = torch.tensor(((256**2 - 1) / 12) ** -0.5).item()
     exact = [((flat[e // 4] >> 8 * (e % 4) & 255) - 127.5) * scale for e in range(48)]
     assert levels.tolist() == torch.tensor(exact).tolist()  # rounded to float32

@@ -52,7 +52,8 @@ def expected(members: range, start: int, size: int, *, signs: bool) -> Tensor:
     bits = plain.fill(
         torch.empty(len(members), len(words), dtype=torch.int64), plain.BITS, PLACE, members, words
     )
-    return plain.signs_from_words(bits, 64 * len(words), torch.float32)[:, start % 64 : start % 64 + size]
+    values = plain.fill_signs(torch.empty(len(members), 64 * len(words)), bits)
+    return values[:, start % 64 : start % 64 + size]
 
 
 @BOTH
