@@ -3,12 +3,12 @@
 import datetime as dt
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
+import msgspec
 import psutil
 import typer
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from esbench.gate.gate import Gate
     from esbench.gate.records import Arm, Revision
 
-DECISION, SUMMARY = "gate.json", "summary.md"
+DECISION, SUMMARY, OUT = "gate.json", "summary.md", Path("build/gate")
 
 
 @app.command()
@@ -43,9 +43,13 @@ def gate(
         ),
     ] = 0.005,
     plugin: Plugins = None,
-    out: Annotated[Path, typer.Option(help=f"Folder for {DECISION}, {SUMMARY} and every sample.")] = Path(
-        "build/gate"
-    ),
+    separate: Annotated[
+        bool,
+        typer.Option(
+            "--separate", help="Import each revision into its own process, if one process cannot import both."
+        ),
+    ] = False,
+    out: Annotated[Path, typer.Option(help=f"Folder for {DECISION}, {SUMMARY} and every sample.")] = OUT,
 ) -> None:
     """Compare two revisions: is head slower, larger or wrong?
 
@@ -57,7 +61,7 @@ def gate(
     """
     from esbench import store
     from esbench.gate import report, waivers
-    from esbench.gate.decision import USAGE
+    from esbench.gate.decision import USAGE, decide
     from esbench.gate.records import Settings
     from esbench.gate.revisions import default_base, repository, resolve
 
@@ -71,11 +75,14 @@ def gate(
         raise UserError(
             f"nothing to compare: {head} is the merge base with the main branch: name another with --base"
         )
-    with prepared(top, {"base": compared, "head": tested}, device, suite, variants, plugin) as run:
+    with prepared(top, {"base": compared, "head": tested}, device, suite) as run:
+        chosen = {"variants": tuple(variants or ()), "plugins": tuple(plugin or ()), "separate": separate}
+        run.orders = msgspec.structs.replace(run.orders, **chosen)
         run.settings = Settings(margin=margin)
         accepted = waivers.read(Path(run.orders.roots["head"]), dt.datetime.now(dt.UTC).date())
         note(f"gate: {head} against {base or 'the merge base'} on {run.environment.device_name}")
-        decision = waivers.apply(run.run(out), accepted, whole=not (variants or suite))
+        evidence = run.run(out)
+    decision = decide(evidence, run.settings, accepted, whole=not (variants or suite))
     page = report.markdown(decision)
     typer.echo(report.text(decision), nl=False)  # before the files, which may not be writable
     if "GITHUB_ACTIONS" in os.environ:
@@ -118,14 +125,7 @@ def gate_study(
 
 
 @contextmanager
-def prepared(
-    top: Path,
-    revisions: "dict[Arm, Revision]",
-    device: str,
-    suite: str = "",
-    variants: Sequence[str] | None = None,
-    plugins: Sequence[str] | None = None,
-) -> "Iterator[Gate]":
+def prepared(top: Path, revisions: "dict[Arm, Revision]", device: str, suite: str = "") -> "Iterator[Gate]":
     """Lock the device, check the revisions out, and yield the gate; delete their files afterwards."""
     from esbench.gate.gate import Gate
     from esbench.gate.records import Orders
@@ -144,13 +144,7 @@ def prepared(
     ):
         machine = environment(device_type)
         note_load(machine)
-        orders = Orders(
-            roots=folders,
-            device=device_type,
-            suite=suite,
-            variants=tuple(variants or ()),
-            plugins=tuple(plugins or ()),
-        )
+        orders = Orders(roots=folders, device=device_type, suite=suite)
         cores = _cores() if device_type == "cpu" else (None,)
         yield Gate(orders, revisions, machine, cores=cores, progress=progress)
 
@@ -162,8 +156,7 @@ def _interruptible() -> Iterator[None]:
     So an impatient second Ctrl-C does not interrupt the cleaning up.
     """
 
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        del number, frame
+    def interrupt(*_: object) -> NoReturn:
         for number in handlers:
             signal.signal(number, signal.SIG_IGN)
         note("interrupted: no decision; workers and their files are removed")

@@ -24,12 +24,11 @@ import msgspec
 from scipy import special
 
 from esbench.gate.records import (
-    CONTROLS,
+    MEAN,
     MORE,
     SAME,
     Arm,
     Bounds,
-    Cell,
     Decision,
     Metric,
     Opening,
@@ -38,16 +37,12 @@ from esbench.gate.records import (
     Status,
     Surveyed,
     Verdict,
-    controls_of,
-    split_method,
+    control_of,
 )
-from esbench.text import first_names
-
-MEAN = "geometric mean"
-"""Name of the mean over all cells, which is tested like a cell."""
+from esbench.gate.waivers import Waiver, accept, unused_waivers
 
 PASSED, FAILED, USAGE, INVALID = 0, 1, 2, 3
-"""Exit codes of a decision; a command that fails before the decision also ends with 2."""
+"""Exit codes of a decision; a command that fails before the decision also ends with USAGE."""
 
 CONTROL_MARGIN = 0.005
 """The margin in the test of the control with more work, unless the margin of the gate is smaller."""
@@ -60,42 +55,18 @@ COUNTS: tuple[Metric, ...] = ("peak_bytes", "noise_bytes", "launches", "graphs")
 
 Looks = Sequence[Sequence[float]]
 """log(head / base) of the new replicates at each look."""
-Tested = tuple[Status | None, Bounds]
-"""The status of a test, None if it needs more replicates, and its bounds."""
+LogRatios = Mapping[str, Looks]
+"""Name of each cell and control -> its looks so far."""
 
 
 @dataclass
 class Evidence:
-    """The measurements so far: counts of each cell in each arm, and log ratios.
+    """What a gate measures: rows of both arms, and log ratios; ``invalid`` has reasons to ignore these."""
 
-    ``log_ratios``: name of a cell or control -> log(head / base) of each replicate by look.
-    """
-
-    surveys: list[Surveyed] = field(default_factory=list)
-    log_ratios: dict[str, list[list[float]]] = field(default_factory=dict)
-
-    def add(self, replicate: Replicate) -> None:
-        """Add a replicate, at its look."""
-        looks = self.log_ratios.setdefault(replicate.cell, [])
-        looks += [[] for _ in range(replicate.look + 1 - len(looks))]
-        looks[replicate.look].append(replicate_log_ratio(replicate))
-
-    def timed_cells(self) -> list[Cell]:
-        """Return the cells to time: both arms have them and compute them correctly, and head times them."""
-        in_base = {row.cell for row in self.surveys if row.status == "ok" and row.arm == "base"}
-        rows = (row for row in self.surveys if row.status == "ok" and row.arm == "head" and row.timed)
-        return sorted((row.cell for row in rows if row.cell in in_base), key=lambda cell: cell.name)
-
-    def looks(self, settings: Settings) -> dict[str, Looks]:
-        """Return the log ratios of all cells and controls, up to the first look with a missing replicate."""
-        cells = self.timed_cells()
-        complete: dict[str, Looks] = {}
-        for name in (*(cell.name for cell in cells), *controls_of(cells)):
-            measured = self.log_ratios.get(name, [])
-            pairs = zip(measured, settings.new_replicates, strict=False)
-            missing = (look for look, (new, count) in enumerate(pairs) if len(new) < count)
-            complete[name] = measured[: next(missing, len(measured))]
-        return complete
+    opening: Opening
+    surveys: Sequence[Surveyed]
+    log_ratios: dict[str, list[list[float]]]
+    invalid: list[str] = field(default_factory=list)
 
 
 # Statistics: samples -> log ratio of a replicate -> bounds of a cell
@@ -164,8 +135,8 @@ def bounds(estimate: Estimate, replicates: int, level: float, settings: Settings
     return Bounds(relative(0.5), relative(level), relative(1 - settings.beta), p, replicates)
 
 
-def sequential_test(looks: Looks, level: float, settings: Settings) -> Tested:
-    """Test one cell look by look; return its status, None if it needs more replicates."""
+def sequential_test(looks: Looks, level: float, settings: Settings) -> tuple[Status, Bounds]:
+    """Test a cell look by look. It is INCONCLUSIVE before the last look if it needs more replicates."""
     log_ratios: list[float] = []
     for new in looks:
         log_ratios += new
@@ -175,86 +146,100 @@ def sequential_test(looks: Looks, level: float, settings: Settings) -> Tested:
             return "FAIL", tested
         if tested.high < settings.margin + settings.indifferent:
             return "PASS", tested
-    if len(looks) < len(settings.looks):
-        return None, tested
-    return "INCONCLUSIVE" if tested.high > settings.worst else "PASS", tested
+    is_clear = len(looks) == len(settings.looks) and tested.high <= settings.worst
+    return "PASS" if is_clear else "INCONCLUSIVE", tested
 
 
-def tests_of(log_ratios: Mapping[str, Looks], settings: Settings) -> dict[str, list[Tested]]:
-    """Test whether head is slower in each cell and control; with equal work, also whether it is faster."""
-    level = level_of_cell(log_ratios, settings)
-    with_margin = msgspec.structs.replace(settings, margin=min(settings.margin, CONTROL_MARGIN))
-    tests = {}
+def time_verdicts(log_ratios: LogRatios, settings: Settings) -> list[Verdict]:
+    """Return the verdicts on all cells and controls that have replicates; see :func:`sequential_test`.
+
+    The control with equal work FAILs also if head is faster.
+    """
+    verdicts = []
+    level_of_cells = level_of_cell(log_ratios, settings)
+    strict = msgspec.structs.replace(settings, margin=min(settings.margin, CONTROL_MARGIN))
     for name, looks in log_ratios.items():
-        control, _ = split_method(name)
-        rule = with_margin if control == MORE else settings
-        directions = (1, -1) if control == SAME else (1,)
-        tests[name] = [
-            sequential_test(
-                [[sign * log for log in new] for new in looks],
-                settings.alpha if control in CONTROLS else level,
-                rule,
-            )
-            for sign in directions
-            if looks
-        ]
-    return tests
+        control = control_of(name)
+        if looks:
+            level = settings.alpha if control else level_of_cells
+            rule = strict if control == MORE else settings
+            status, tested = sequential_test(looks, level, rule)
+            if control == SAME and status != "FAIL":
+                faster, _ = sequential_test([[-log for log in new] for new in looks], level, rule)
+                status = status if faster == "PASS" else faster
+            verdicts.append(Verdict(name, "latency_ns", status, tested))
+    return verdicts
 
 
-def open_names(log_ratios: Mapping[str, Looks], settings: Settings) -> list[str]:
+def open_names(log_ratios: LogRatios, settings: Settings) -> list[str]:
     """Return the names of the cells and controls that need more replicates."""
-    tests = tests_of(log_ratios, settings)
-    statuses = {name: {status for status, _ in of_name} for name, of_name in tests.items()}
-    return [name for name, found in statuses.items() if not found or (None in found and "FAIL" not in found)]
+    status = {verdict.cell: verdict.status for verdict in time_verdicts(log_ratios, settings)}
+    return [
+        name
+        for name, looks in log_ratios.items()
+        if len(looks) < len(settings.looks) and status.get(name, "INCONCLUSIVE") == "INCONCLUSIVE"
+    ]
 
 
-def level_of_cell(log_ratios: Mapping[str, Looks], settings: Settings) -> float:
+def mean_verdict(log_ratios: LogRatios, settings: Settings) -> Verdict:
+    """Return the verdict on the mean over the cells, at their first look."""
+    level = level_of_cell(log_ratios, settings)
+    cells = [looks for name, looks in log_ratios.items() if not control_of(name)]
+    mean = mean_over_cells([trimmed(looks[0], settings.trim) for looks in cells])
+    tested = bounds(mean, settings.looks[0], level, settings)
+    is_noisy = tested.high > settings.worst
+    status: Status = "FAIL" if tested.p <= level else "INCONCLUSIVE" if is_noisy else "PASS"
+    return Verdict(MEAN, "latency_ns", status, tested)
+
+
+def level_of_cell(log_ratios: LogRatios, settings: Settings) -> float:
     """Return the level of each cell, and of their mean."""
-    cells = [name for name in log_ratios if split_method(name)[0] not in CONTROLS]
-    return settings.alpha / (len(cells) + 1)
+    cells = sum(not control_of(name) for name in log_ratios)
+    return settings.alpha / (cells + 1)
 
 
 # Verdicts
 
 
 def decide(
-    opening: Opening, evidence: Evidence, settings: Settings, *, wall_s: float, invalid: Sequence[str]
+    evidence: Evidence, settings: Settings, waivers: Sequence[Waiver] = (), *, whole: bool = True
 ) -> Decision:
-    """Return the decision; ``invalid`` are reasons, found while measuring, to ignore the times."""
-    log_ratios = evidence.looks(settings)
+    """Return the decision.
+
+    A waiver that applies to nothing is an error, but not if only a part of the suite was measured, so that
+    it is not ``whole``.
+    """
+    log_ratios, invalid = evidence.log_ratios, [*evidence.invalid]
     verdicts = exact_verdicts(evidence.surveys)
-    reasons = list(invalid)
-    mean: Verdict | None = None
     controls: list[Verdict] = []
     if not log_ratios:
-        reasons.append("no cell was measured in both arms")
-    elif missing := open_names(log_ratios, settings):
-        reasons.append(f"not all replicates were measured: {first_names(missing)}")
-    if log_ratios and all(log_ratios.values()):
-        times, mean = time_verdicts(log_ratios, settings)
-        controls = [verdict for verdict in times if split_method(verdict.cell)[0] in CONTROLS]
-        verdicts += [verdict for verdict in times if verdict not in controls]
-        reasons += misbehavior(log_ratios, settings)
+        invalid.append("no cell was measured in both arms")
+    elif all(log_ratios.values()):
+        for verdict in time_verdicts(log_ratios, settings):
+            (controls if control_of(verdict.cell) else verdicts).append(verdict)
+        verdicts.append(mean_verdict(log_ratios, settings))
+        invalid += filter(None, map(misbehavior, controls))
+    verdicts = [accept(verdict, waivers) for verdict in verdicts]
+    unused = unused_waivers(waivers, verdicts, settings.margin) if whole else []
     return Decision(
-        opening=opening,
+        opening=evidence.opening,
         settings=settings,
         verdicts=tuple(verdicts),
-        mean=mean,
         controls=tuple(controls),
-        invalid=tuple(reasons),
-        exit_code=exit_code([*verdicts, *filter(None, [mean])], reasons),
-        wall_s=wall_s,
+        invalid=tuple(invalid),
+        unused=tuple(unused),
+        exit_code=exit_code(verdicts, invalid, unused),
     )
 
 
-def exit_code(verdicts: Sequence[Verdict], invalid: Sequence[str]) -> int:
+def exit_code(verdicts: Sequence[Verdict], invalid: Sequence[str], unused: Sequence[str]) -> int:
     """Return the exit code; a slower cell counts only in a valid gate, any other failure always."""
     failed = {verdict.metric for verdict in verdicts if verdict.status == "FAIL" and not verdict.accepted}
     if failed and not (invalid and failed == {"latency_ns"}):
         return FAILED
     if invalid or any(verdict.status == "INCONCLUSIVE" for verdict in verdicts):
         return INVALID
-    return PASSED
+    return USAGE if unused else PASSED
 
 
 def exact_verdicts(surveys: Sequence[Surveyed]) -> list[Verdict]:
@@ -285,34 +270,16 @@ def _row_verdicts(name: str, base: Surveyed | None, head: Surveyed | None) -> It
                 yield Verdict(name, metric, "PASS" if is_fewer else "FAIL", base=before, head=after)
 
 
-def time_verdicts(log_ratios: Mapping[str, Looks], settings: Settings) -> tuple[list[Verdict], Verdict]:
-    """Return the verdicts on the times of all cells and controls, and that on the mean over the cells.
-
-    A cell that still needs replicates is INCONCLUSIVE.
-    """
-    verdicts = [
-        Verdict(name, "latency_ns", status or "INCONCLUSIVE", tested)
-        for name, ((status, tested), *_) in tests_of(log_ratios, settings).items()
-    ]
-    level = level_of_cell(log_ratios, settings)
-    cells = [looks for name, looks in log_ratios.items() if split_method(name)[0] not in CONTROLS]
-    mean = mean_over_cells([trimmed(looks[0], settings.trim) for looks in cells])
-    tested = bounds(mean, settings.looks[0], level, settings)
-    is_noisy = tested.high > settings.worst
-    status: Status = "FAIL" if tested.p <= level else "INCONCLUSIVE" if is_noisy else "PASS"
-    return verdicts, Verdict(MEAN, "latency_ns", status, tested)
-
-
-def misbehavior(log_ratios: Mapping[str, Looks], settings: Settings) -> Iterator[str]:
-    """Yield an error for each control that misbehaves."""
-    for name, tests in tests_of(log_ratios, settings).items():
-        control, _ = split_method(name)
-        is_different = any(status == "FAIL" for status, _ in tests)
-        effect = f"({100 * tests[0][1].effect:+.2f} %, at least {100 * tests[0][1].low:+.2f} %)"
-        if control == MORE and not is_different:
-            yield f"the control with 2 % more work was not found slower {effect}: the machine is too noisy"
-        elif control == SAME and is_different:
-            yield (
-                f"the control with equal work differs between the arms {effect}: "
-                "both arms do not run under the same conditions"
-            )
+def misbehavior(control: Verdict) -> str:
+    """Return an error if a control misbehaves, otherwise an empty text."""
+    assert control.bounds is not None  # noqa: S101  # every verdict on a time has bounds
+    is_different = control.status == "FAIL"
+    effect = f"({100 * control.bounds.effect:+.2f} %, at least {100 * control.bounds.low:+.2f} %)"
+    if control_of(control.cell) == SAME and is_different:
+        return (
+            f"the control with equal work differs between the arms {effect}: "
+            "both arms do not run under the same conditions"
+        )
+    if control_of(control.cell) == MORE and not is_different:
+        return f"the control with 2 % more work was not found slower {effect}: the machine is too noisy"
+    return ""

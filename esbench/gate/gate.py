@@ -1,13 +1,13 @@
-"""One run of the gate: survey both revisions, time cells look by look until each is decided, decide.
+"""The measurements of a gate: survey both revisions, then time cells look by look until each is decided.
 
-A worker process imports both revisions. For a replicate it sets a cell up anew in both arms, and times them
-in ABBA or BAAB rounds. The addresses that a set-up happens to get change a time, with either
-revision and in any process, so set-ups, not processes, are what is repeated. Each look uses fresh processes,
-a few at the same time. Every replicate is written to disk as soon as it is measured.
+A worker process imports both revisions, or starts a process for each of them. For a replicate it sets a cell
+up anew in both arms, and times them in ABBA or BAAB rounds. The addresses that a set-up happens to get change
+a time, with either revision and in any process, so set-ups, not processes, are what is repeated. Each look
+uses fresh processes, a few at the same time. Every replicate is written to disk as soon as it is measured.
 """
 
 import contextlib
-import time
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,12 +16,12 @@ from pathlib import Path
 import msgspec
 
 from esbench.errors import UserError
-from esbench.gate.decision import Evidence, decide, open_names
+from esbench.gate.decision import Evidence, open_names, replicate_log_ratio
 from esbench.gate.records import (
     SCHEMA,
     Arm,
     Begin,
-    Decision,
+    Cell,
     Message,
     Opening,
     Orders,
@@ -29,11 +29,13 @@ from esbench.gate.records import (
     Revision,
     Settings,
     Surveyed,
+    controls_of,
 )
 from esbench.gate.worker_process import THREADS, WorkerError, run_workers
 from esbench.progress import Show
 from esbench.schema import Environment
 from esbench.store import new_run_id
+from esbench.text import first_names
 
 REPLICATES = "replicates.jsonl"
 """The file of a gate's samples."""
@@ -59,56 +61,52 @@ class Gate:
     cores: Sequence[int | None] = (None,)
     progress: Show = lambda *_: None
     start: Start = run_workers
-    evidence: Evidence = field(default_factory=Evidence)
 
-    def run(self, folder: Path) -> Decision:
-        """Measure until every cell is decided, write all samples to a file in the folder, and decide.
+    def run(self, folder: Path) -> Evidence:
+        """Measure until every cell is decided, and write all samples to a file in the folder.
 
         A worker that fails while a cell is timed makes the gate invalid.
 
         Raises:
             UserError: a revision cannot be measured at all.
         """
-        start_s, evidence, settings = time.monotonic(), self.evidence, self.settings
-        foreign = self.environment.foreign
-        invalid = [f"other processes on the GPU at the start: {', '.join(foreign)}"] if foreign else []
-        opening = self.survey()
+        evidence, settings = self.survey(), self.settings
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / REPLICATES).open("wb", buffering=0) as file:
-            file.write(msgspec.json.Encoder().encode_lines([opening, *evidence.surveys]))
-            try:
-                for look, count in enumerate(settings.new_replicates):
-                    if names := open_names(evidence.looks(settings), settings):
-                        for replicate in self.replicates(look, count, names):
-                            evidence.add(replicate)
-                            file.write(msgspec.json.encode(replicate) + b"\n")
-            except WorkerError as error:
-                invalid.append(str(error))
-        return decide(opening, evidence, settings, wall_s=time.monotonic() - start_s, invalid=invalid)
+            file.write(msgspec.json.Encoder().encode_lines([evidence.opening, *evidence.surveys]))
+            for look, count in enumerate(settings.new_replicates):
+                new: dict[str, list[float]] = {name: [] for name in open_names(evidence.log_ratios, settings)}
+                try:
+                    for replicate in self.replicates(look, count, new):
+                        file.write(msgspec.json.encode(replicate) + b"\n")
+                        new[replicate.cell].append(replicate_log_ratio(replicate))
+                except WorkerError as error:
+                    evidence.invalid.append(str(error))
+                    break
+                for name, log_ratios in new.items():
+                    evidence.log_ratios[name].append(log_ratios)
+        return evidence
 
-    def survey(self) -> Opening:
-        """Check and count every variant in both arms; return the first line of the file of samples.
+    def survey(self) -> Evidence:
+        """Check and count every variant in both arms; return the evidence before anything is timed.
 
         Raises:
             UserError: a worker fails, there are no cells, or a package is not imported from the revision.
         """
-        now, orders, evidence = datetime.now(UTC), self.orders, self.evidence
-        processes = len(self.cores)
+        now, orders, processes = datetime.now(UTC), self.orders, len(self.cores)
         shares = [
             msgspec.structs.replace(orders, process=number, processes=processes)
             for number in range(processes)
         ]
         try:
-            for message in self._messages(shares, "survey"):
-                if isinstance(message, Surveyed):
-                    evidence.surveys.append(message)
+            messages = self._messages(shares, "survey")
+            surveys = [message for message in messages if isinstance(message, Surveyed)]
         except WorkerError as error:
-            arms = ", ".join(
-                f"{arm} is {revision.asked}, {revision.commit[:12]}"
-                for arm, revision in self.revisions.items()
-            )
-            raise UserError(f"{error} ({arms})") from error
-        return Opening(
+            arms = (f"{arm} is {rev.asked}, {rev.commit[:12]}" for arm, rev in self.revisions.items())
+            raise UserError(f"{error} ({', '.join(arms)})") from error
+        cells = timed_cells(surveys)
+        foreign = ", ".join(self.environment.foreign)
+        opening = Opening(
             schema=SCHEMA,
             gate_id=new_run_id("gate", now),
             started=now.isoformat(timespec="seconds"),
@@ -116,28 +114,43 @@ class Gate:
             suite=orders.suite,
             revisions=dict(self.revisions),
             environment=msgspec.structs.replace(self.environment, threads=THREADS),
+            separate=orders.separate,
+        )
+        return Evidence(
+            opening,
+            surveys,
+            log_ratios={name: [] for name in (*(cell.name for cell in cells), *controls_of(cells))},
+            invalid=[f"other processes on the GPU at the start: {foreign}"] if foreign else [],
         )
 
     def replicates(self, look: int, count: int, names: Collection[str]) -> Iterator[Replicate]:
-        """Yield ``count`` replicates of each of these cells and controls, from fresh processes."""
-        processes = min(self.settings.processes, count)
+        """Yield ``count`` replicates of each of these cells and controls, from fresh processes.
+
+        Raises:
+            WorkerError: not all were measured.
+        """
+        processes, at_once = self.settings.processes, len(self.cores)
         orders = [
             msgspec.structs.replace(
                 self.orders,
                 look=look,
                 process=number,
                 processes=processes,
-                core=self.cores[number % len(self.cores)],
+                core=self.cores[number % at_once],
                 names=tuple(names),
                 replicates=len(range(number, count, processes)),
             )
             for number in range(processes)
         ]
-        for start in range(0, processes, len(self.cores)):
+        missing = Counter(dict.fromkeys(names, count))
+        for start in range(0, processes if names else 0, at_once):
             label = f"look {look + 1}, process {start + 1} of {processes}"
-            for message in self._messages(orders[start : start + len(self.cores)], label):
+            for message in self._messages(orders[start : start + at_once], label):
                 if isinstance(message, Replicate):
+                    missing[message.cell] -= 1
                     yield message
+        if +missing:
+            raise WorkerError(f"not all replicates were measured: {first_names([*+missing])}")
 
     def _messages(self, orders: Sequence[Orders], label: str) -> Iterator[Message]:
         """Run workers at the same time; yield their messages and show their progress."""
@@ -150,3 +163,10 @@ class Gate:
                     total = sum(begin.total for begin in begun.values())
                     self.progress(done, total, f"{label}: {message.subject}")
                 yield message
+
+
+def timed_cells(surveys: Sequence[Surveyed]) -> list[Cell]:
+    """Return the cells to time: both arms have them and compute them correctly, and head times them."""
+    in_base = {row.cell for row in surveys if row.status == "ok" and row.arm == "base"}
+    rows = (row for row in surveys if row.status == "ok" and row.arm == "head" and row.timed)
+    return sorted((row.cell for row in rows if row.cell in in_base), key=lambda cell: cell.name)

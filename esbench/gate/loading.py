@@ -1,4 +1,4 @@
-"""The packages of variants of two revisions, imported side by side in one process.
+"""The packages of variants of one revision, or of two side by side, in one process.
 
 Names of modules and the registry belong to one revision at a time. Packages that are not part of the
 repository, and come before all that are, are imported once for both.
@@ -6,7 +6,7 @@ repository, and come before all that are, are imported once for both.
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -37,13 +37,13 @@ class Tree:
 
 
 class Trees:
-    """Two revisions, one of which is active: its modules and variants are those that Python finds.
+    """Loaded revisions, one of which is active: its modules and variants are those that Python finds.
 
     Changing the revision takes some microseconds.
     """
 
-    def __init__(self, roots: Mapping[Arm, str], plugins: tuple[str, ...], order: tuple[Arm, ...]) -> None:
-        """Import the packages of both revisions in this order of arms; the last stays active.
+    def __init__(self, roots: Mapping[Arm, str], plugins: tuple[str, ...], order: Sequence[Arm]) -> None:
+        """Import the packages of the revisions of these arms, in this order; the last stays active.
 
         Raises:
             UserError: a package cannot be imported, changes torch for both revisions, or is not part of both.
@@ -60,7 +60,6 @@ class Trees:
         shared = self._active
         self.arms: dict[Arm, Tree] = {}
         for arm in order:
-            after = f" after {order[0]}, in the same process" if self.arms else ""
             tree = Tree(
                 roots[arm], {}, {**shared.entries}, {**shared.suites}, {*shared.reserved}, {**shared.loaded}
             )
@@ -72,15 +71,20 @@ class Trees:
                     load(name)
                 state.check()
             except (UserError, WrongResultError) as error:
-                advice = (
-                    f": if {arm} alone can be loaded, its packages must not register names in a process that "
-                    f"the copy in {order[0]} has registered, as operators of torch.library do"
-                )
-                raise UserError(f"{arm} cannot be loaded{after}: {error}{advice if after else ''}") from error
+                if arm == order[0]:
+                    raise UserError(f"{arm} cannot be loaded: {error}") from error
+                raise UserError(
+                    f"{arm} cannot be loaded after {order[0]}, in the same process: {error}: if it cannot be "
+                    "loaded because its copy is, as a C extension or an operator of torch.library, gate with "
+                    "--separate"
+                ) from error
             tree.loaded = {**LOADED}
             for key, function in _functions():
-                if before.get(key, function) is not function:
-                    raise UserError(f"{arm} replaces {key}, which both revisions use: leave it unchanged")
+                if before.get(key, function) is not function and len(order) > 1:
+                    raise UserError(
+                        f"{arm} replaces {key}, which both revisions use: leave it unchanged, or gate with "
+                        "--separate"
+                    )
 
     def activate(self, arm: Arm) -> None:
         """Make a revision the one whose modules and variants are found."""

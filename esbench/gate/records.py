@@ -8,7 +8,7 @@ import msgspec
 
 from esbench.schema import Case, Environment, Phase, Sample, Strict, Variant
 
-SCHEMA = 4
+SCHEMA = 5
 
 Arm = Literal["base", "head"]
 ARMS: tuple[Arm, Arm] = ("base", "head")
@@ -21,6 +21,8 @@ Status = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 SAME, MORE = "control: the same work", "control: 2 % more work"
 CONTROLS: Mapping[str, float] = {SAME: 0.0, MORE: 0.02}
 """Control -> additional work in head, as a share. Every gate times these calls of the harness, too."""
+MEAN = "geometric mean"
+"""Name of the mean over all cells, which is tested like a cell."""
 Metric = Literal["latency_ns", "peak_bytes", "noise_bytes", "launches", "graphs", "row", "output"]
 
 
@@ -52,10 +54,15 @@ def controls_of(cells: Iterable[Cell]) -> dict[str, float]:
     return {f"{control} | {method}": more for control, more in CONTROLS.items() for method in methods}
 
 
-def split_method(name: str) -> tuple[str, str]:
-    """Split the name of a cell or control into all but its timing method, and the method."""
-    rest, _, method = name.rpartition(" | ")
-    return rest, method
+def control_of(name: str) -> str:
+    """Return the kind of a control, a key of :data:`CONTROLS`, by its name; empty for a cell."""
+    kind = name.rpartition(" | ")[0]
+    return kind if kind in CONTROLS else ""
+
+
+def method_of(name: str) -> str:
+    """Return the timing method of a cell or control by its name."""
+    return name.rpartition(" | ")[2]
 
 
 # Workers
@@ -67,6 +74,7 @@ class Orders(Strict, frozen=True, kw_only=True):
     Attributes:
         roots: the folder with the files of each arm; their packages of variants take precedence.
         core: the CPU core of the worker; None for any.
+        separate: whether each arm is imported into a process of its own.
         seed: seed of weights, inputs and noise.
         variants: globs over variants; empty for those of the suite.
         plugins: modules or files that register variants.
@@ -80,6 +88,7 @@ class Orders(Strict, frozen=True, kw_only=True):
     roots: dict[Arm, str]
     device: Literal["cpu", "cuda"]
     core: int | None = None
+    separate: bool = False
     seed: int = 0
     suite: str
     variants: tuple[str, ...] = ()
@@ -150,7 +159,10 @@ Message = Begin | Surveyed | Replicate | End
 
 
 class Opening(_Message, frozen=True, tag="gate"):
-    """The first line of the file of samples: the compared revisions and the machine."""
+    """The first line of the file of samples: the compared revisions and the machine.
+
+    ``separate``: whether each arm was imported into a process of its own.
+    """
 
     schema: int
     gate_id: str
@@ -159,6 +171,7 @@ class Opening(_Message, frozen=True, tag="gate"):
     suite: str
     revisions: dict[Arm, Revision]
     environment: Environment
+    separate: bool = False
 
 
 class Bounds(Strict, frozen=True):
@@ -231,23 +244,12 @@ class Decision(Strict, frozen=True, kw_only=True):
     opening: Opening
     settings: Settings
     verdicts: tuple[Verdict, ...]
-    mean: Verdict | None
     controls: tuple[Verdict, ...]
     invalid: tuple[str, ...]
-    unused: tuple[str, ...] = ()
+    unused: tuple[str, ...]
     exit_code: int
-    wall_s: float
 
     @property
     def schema(self) -> int:
         """The version of the format."""
         return self.opening.schema
-
-    @property
-    def all_verdicts(self) -> list[Verdict]:
-        """The verdicts on all cells and, if there is one, on their mean."""
-        return [*self.verdicts, self.mean] if self.mean else [*self.verdicts]
-
-
-Line = Opening | Surveyed | Replicate
-"""A line of the file of samples."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tabulate import tabulate
 
 from esbench.gate.decision import FAILED, INVALID, PASSED, USAGE
-from esbench.gate.records import CONTROLS, Decision, Status, Verdict, split_method
+from esbench.gate.records import MEAN, Decision, Status, Verdict, control_of
 from esbench.text import escape, one_line
 
 HEADINGS = ("verdict", "cell", "metric", "slower by", "at least", "at most", "replicates", "")
@@ -21,8 +21,8 @@ LEGEND = (
 
 def headline(decision: Decision) -> str:
     """Return the decision in one line."""
-    counts = Counter(verdict.status for verdict in decision.all_verdicts)
-    accepted = sum(bool(verdict.accepted) for verdict in decision.all_verdicts)
+    counts = Counter(verdict.status for verdict in decision.verdicts)
+    accepted = sum(bool(verdict.accepted) for verdict in decision.verdicts)
     parts = [f"{counts[status]} {status}" for status in ORDER if counts[status]]
     parts += [f"{accepted} of these accepted"] if accepted else []
     revisions = decision.opening.revisions
@@ -44,7 +44,7 @@ def markdown(decision: Decision) -> str:
     """Return the decision as Markdown for a pull request: notable rows, then all rows in a fold."""
     opening, settings = decision.opening, decision.settings
     machine, notable = opening.environment, notable_verdicts(decision)
-    everything = [*_worst_first(decision.all_verdicts), *decision.controls]
+    everything = [*_worst_first(decision.verdicts), *decision.controls]
     parts = [f"### esbench gate: {escape(headline(decision))}"]
     parts += [f"**{escape(error)}**" for error in errors(decision)]
     parts += [_table(notable, "pipe", escape), escape(LEGEND)] if notable else []
@@ -54,7 +54,7 @@ def markdown(decision: Decision) -> str:
     parts.append(
         escape(
             f"On {machine.device_name}, {machine.threads} threads, torch {machine.torch}; suite "
-            f"{opening.suite}, seed {opening.seed}, {decision.wall_s:.0f} s; a cell fails if it is shown to "
+            f"{opening.suite}, seed {opening.seed}; a cell fails if it is shown to "
             f"be slower by more than {_percent(settings.margin)}, at a family-wise level of "
             f"{_percent(settings.alpha)}."
         )
@@ -78,8 +78,8 @@ def notable_verdicts(decision: Decision) -> list[Verdict]:
     """Return the verdicts other than times that pass, the worst first; and always that on the mean."""
     return _worst_first(
         verdict
-        for verdict in decision.all_verdicts
-        if verdict is decision.mean or not (verdict.bounds and verdict.status == "PASS")
+        for verdict in decision.verdicts
+        if verdict.cell == MEAN or not (verdict.bounds and verdict.status == "PASS")
     )
 
 
@@ -96,8 +96,8 @@ def _worst_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
 def _row(verdict: Verdict) -> tuple[str, ...]:
     """Return the cells of a verdict's row, one for each of :data:`HEADINGS`."""
     bounds, status = verdict.bounds, str(verdict.status)
-    if split_method(verdict.cell)[0] in CONTROLS:
-        status = "slower" if status == "FAIL" else "alike"
+    if control_of(verdict.cell):
+        status = "different" if status == "FAIL" else "alike"
     if bounds:
         signed = [_percent(share, "+") for share in (bounds.effect, bounds.low, bounds.high)]
         numbers = ["time", *signed, str(bounds.replicates)]

@@ -22,8 +22,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from esbench.errors import UserError
-from esbench.gate.decision import MEAN, PASSED, USAGE, exit_code
-from esbench.gate.records import Decision, Verdict, split_method
+from esbench.gate.records import MEAN, Verdict, method_of
 from esbench.schema import METHODS, Strict
 from esbench.store import read_regular_file
 
@@ -83,35 +82,27 @@ def read(folder: Path, today: dt.date) -> tuple[Waiver, ...]:
     return waivers
 
 
-def apply(decision: Decision, waivers: Sequence[Waiver], *, whole: bool = True) -> Decision:
-    """Return the decision with accepted failures, unused waivers and the resulting exit code.
+def accept(verdict: Verdict, waivers: Sequence[Waiver]) -> Verdict:
+    """Return a verdict with the reason of the first waiver that accepts it, if it FAILs and there is one."""
+    reason = next((waiver.reason for waiver in waivers if waiver.matches(verdict)), "")
+    return msgspec.structs.replace(verdict, accepted=reason) if verdict.status == "FAIL" else verdict
 
-    An unused waiver would hide the next regression, so a decision that passes becomes an error. A waiver for
-    a timing method of another device does not count as unused, and no waiver does if not the ``whole`` suite
-    was measured. A small slowdown is found in some gates only, so a waiver is used while its time may be
-    slower than the margin.
+
+def unused_waivers(waivers: Sequence[Waiver], verdicts: Sequence[Verdict], margin: float) -> list[str]:
+    """Return an error for each waiver that applies to nothing: it would hide the next regression.
+
+    A waiver for a timing method of another device is no error. A small slowdown is found in some gates only,
+    so a waiver is used while its time may be slower than the margin.
     """
-
-    def accept(verdict: Verdict) -> Verdict:
-        reason = next((waiver.reason for waiver in waivers if waiver.matches(verdict)), "")
-        return msgspec.structs.replace(verdict, accepted=reason) if verdict.status == "FAIL" else verdict
-
     at_risk = [
         verdict
-        for verdict in decision.all_verdicts
-        if verdict.status == "FAIL" or (verdict.bounds and verdict.bounds.high > decision.settings.margin)
+        for verdict in verdicts
+        if verdict.status == "FAIL" or (verdict.bounds and verdict.bounds.high > margin)
     ]
-    measured_methods = {split_method(verdict.cell)[1] for verdict in decision.verdicts}
+    measured_methods = {method_of(verdict.cell) for verdict in verdicts}
     other_methods = {*itertools.chain(*METHODS.values())} - measured_methods
-    unused = tuple(
+    return [
         f"{waiver} applies to nothing: remove it"
         for waiver in waivers
-        if whole
-        and split_method(waiver.cell)[1] not in other_methods
-        and not any(map(waiver.matches, at_risk))
-    )
-    verdicts = tuple(map(accept, decision.verdicts))
-    mean = accept(decision.mean) if decision.mean else None
-    code = exit_code([*verdicts, *filter(None, [mean])], decision.invalid)
-    code = USAGE if unused and code == PASSED else code
-    return msgspec.structs.replace(decision, verdicts=verdicts, mean=mean, unused=unused, exit_code=code)
+        if method_of(waiver.cell) not in other_methods and not any(map(waiver.matches, at_risk))
+    ]

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from esbench.gate.decision import Evidence, decide
-from esbench.gate.gate import Gate, Start
+from esbench.gate.gate import Gate, Start, timed_cells
 from esbench.gate.records import (
     ARMS,
     MORE,
@@ -70,6 +70,17 @@ def surveys(cells: Iterable[Cell] = CELLS, *changed: Surveyed) -> list[Surveyed]
     return [*(rows | {(row.cell, row.arm): row for row in changed}).values()]
 
 
+OPENING = Opening(
+    schema=SCHEMA,
+    gate_id="20260101T000000Z-gate-0001",
+    started="2026-01-01T00:00:00+00:00",
+    seed=0,
+    suite="gate",
+    revisions={"base": Revision("main", "b" * 40), "head": Revision("HEAD", "a" * 40)},
+    environment=synthetic.environment(),
+)
+
+
 def evidence(
     shares: Shares | None = None,
     *,
@@ -83,14 +94,14 @@ def evidence(
     Cells have no effect, except for the given slowdowns.
     """
     rows = surveys() if rows is None else rows
-    shares = {row.cell.name: 0.0 for row in rows} | dict(shares or {})
+    shares = {cell.name: 0.0 for cell in timed_cells(rows)} | dict(shares or {})
     measured = {name: (share, noise) for name, share in shares.items()}
     measured |= {name: (share, QUIET) for name, share in controls.items()}
     log_ratios = {
         name: [spread(share, count, width) for count in SETTINGS.new_replicates][:looks]
         for name, (share, width) in measured.items()
     }
-    return Evidence(list(rows), log_ratios)
+    return Evidence(OPENING, rows, log_ratios)
 
 
 def replay(measured: Evidence, dies_in: str = "") -> Start:
@@ -129,24 +140,15 @@ def fake_gate(folder: Path, start: Start) -> Gate:
     )
 
 
-def decided(measured: Evidence, *invalid: str, settings: Settings = SETTINGS) -> Decision:
-    """Return the decision on the evidence, measured on an invented machine."""
-    opening = Opening(
-        schema=SCHEMA,
-        gate_id="20260101T000000Z-gate-0001",
-        started="2026-01-01T00:00:00+00:00",
-        seed=0,
-        suite="gate",
-        revisions={"base": Revision("main", "b" * 40), "head": Revision("HEAD", "a" * 40)},
-        environment=synthetic.environment(),
-    )
-    return decide(opening, measured, settings, wall_s=12.0, invalid=invalid)
+def decided(measured: Evidence, settings: Settings = SETTINGS) -> Decision:
+    """Return the decision on the evidence."""
+    return decide(measured, settings)
 
 
 def decision(*verdicts: Verdict, **fields: Any) -> Decision:
     """Return a decision with these verdicts and fields, whatever the decision rule would return."""
     changed = {"verdicts": verdicts, "invalid": (), "exit_code": 0, **fields}
-    return msgspec.structs.replace(decided(Evidence()), **changed)
+    return msgspec.structs.replace(decided(Evidence(OPENING, [], {})), **changed)
 
 
 def timed(name: str, effect: float, half: float = 0.001, status: Status = "PASS") -> Verdict:

@@ -16,7 +16,7 @@ import pytest
 
 from esbench import progress
 from esbench.gate import gate, records
-from esbench.gate.records import Begin, Decision
+from esbench.gate.records import MEAN, Begin, Decision
 from esbench.gate.worker_process import run_workers
 from tests.cli.cli_runner import run
 from tests.gate.gate_cases import CELLS, evidence, replay
@@ -109,12 +109,12 @@ def start_with(monkeypatch: pytest.MonkeyPatch, start: Callable[..., Any]) -> No
 def test_a_revision_against_itself_passes(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers are fakes: the times of real ones may be too noisy to pass."""
     start_with(monkeypatch, replay(evidence()))
-    done = workspace.run("--base", "HEAD", *TINY)
+    done = workspace.run("--base", "HEAD", "--separate", *TINY)
     assert done.code == 0, done.out + done.err
     decision = workspace.decision()
-    assert decision.exit_code == 0
+    assert (decision.exit_code, decision.opening.separate) == (0, True)
     assert {verdict.status for verdict in decision.verdicts} == {"PASS"}
-    assert [verdict.cell for verdict in decision.verdicts] == [cell.name for cell in CELLS]
+    assert [verdict.cell for verdict in decision.verdicts] == [*(cell.name for cell in CELLS), MEAN]
     assert len(decision.controls) == 2
     tip = git(workspace.top, "rev-parse", "HEAD")
     assert {revision.commit for revision in decision.opening.revisions.values()} == {tip}
@@ -143,7 +143,7 @@ def test_a_missing_or_wrong_row_fails_by_name(
     assert decision.exit_code == 1
     assert decision.opening.revisions["head"].asked == "worktree"
     timed = [verdict for verdict in decision.verdicts if verdict.metric == "latency_ns"]
-    assert {verdict.cell.split()[0] for verdict in timed} == {"TinyThreeTiny"}
+    assert {verdict.cell.split()[0] for verdict in timed} == {"TinyThreeTiny", "geometric"}
     assert {verdict.status for verdict in timed} <= {"PASS", "INCONCLUSIVE"}
     assert {
         (verdict.cell.split()[0], verdict.reason) for verdict in decision.verdicts if verdict not in timed

@@ -7,8 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from esbench.gate import report
-from esbench.gate.decision import MEAN
-from esbench.gate.records import Decision, Verdict
+from esbench.gate.records import MEAN, Decision, Verdict
 from tests.gate.gate_cases import ABLE, BAKER, DOG, decision, timed
 
 SLOWER = timed(BAKER.name, 0.0213, 0.004, "FAIL")
@@ -19,9 +18,9 @@ NOISY = timed(DOG.name, -0.01, 0.09, "INCONCLUSIVE")
 FINE = timed(ABLE.name, 0.0004)
 WHOLE = timed(MEAN, 0.004)
 CONTROL = timed("control: 2 % more work | host", 0.02, status="FAIL")
-RED = decision(FINE, SLOWER, HEAVIER, ACCEPTED, GONE, NOISY, mean=WHOLE, controls=(CONTROL,), exit_code=1)
-GREEN = decision(FINE, mean=WHOLE, controls=(CONTROL,))
-INVALID = decision(FINE, SLOWER, mean=WHOLE, invalid=("the worker of head ended",), exit_code=3)
+RED = decision(FINE, SLOWER, HEAVIER, ACCEPTED, GONE, NOISY, WHOLE, controls=(CONTROL,), exit_code=1)
+GREEN = decision(FINE, WHOLE, controls=(CONTROL,))
+INVALID = decision(FINE, SLOWER, WHOLE, invalid=("the worker of head ended",), exit_code=3)
 
 
 def test_a_decision_is_shown_with_the_worst_first() -> None:
@@ -40,10 +39,14 @@ def test_a_decision_is_shown_with_the_worst_first() -> None:
     )
     assert page.startswith("### esbench gate: PASS: aaaaaaaaaaaa against bbbbbbbbbbbb: 2 PASS\n")
     shown, _, folded = page.partition("<details><summary>all 3 rows</summary>")
-    assert [shown.count(word) for word in ("geometric mean", ABLE.name, "| slower |")] == [1, 0, 0]
+    assert [shown.count(word) for word in ("geometric mean", ABLE.name, "| different |")] == [1, 0, 0]
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:3]] for line in folded.splitlines()]
-    assert [pair[0] for pair in cells if len(pair) == 2][2:] == ["PASS", "PASS", "slower"]  # after the header
-    assert "On Test CPU, 2 threads, torch 2.13.0; suite gate, seed 0, 12 s; " in folded
+    assert [pair[0] for pair in cells if len(pair) == 2][2:] == [
+        "PASS",
+        "PASS",
+        "different",
+    ]  # after the header
+    assert "On Test CPU, 2 threads, torch 2.13.0; suite gate, seed 0; " in folded
 
 
 def test_github_shows_failures_that_are_not_accepted() -> None:
@@ -78,7 +81,7 @@ def hostile(name: str) -> Decision:
     """Return a decision in which every name and text is this one."""
     rows = [msgspec.structs.replace(row, cell=name, reason=name) for row in (SLOWER, HEAVIER, GONE, NOISY)]
     rows.append(msgspec.structs.replace(ACCEPTED, cell=name, accepted=name or "x"))
-    ordinary = decision(*rows, mean=WHOLE, invalid=(name,), exit_code=1)
+    ordinary = decision(*rows, WHOLE, invalid=(name,), exit_code=1)
     machine = msgspec.structs.replace(ordinary.opening.environment, device_name=name)
     opening = msgspec.structs.replace(ordinary.opening, environment=machine, suite=name)
     return msgspec.structs.replace(ordinary, opening=opening)

@@ -12,9 +12,9 @@ import pytest
 
 from esbench.errors import UserError
 from esbench.gate import waivers
-from esbench.gate.decision import Evidence
+from esbench.gate.decision import Evidence, decide
 from esbench.gate.gate import REPLICATES
-from esbench.gate.records import ARMS, MORE, SAME, Line, Replicate, Settings, Surveyed
+from esbench.gate.records import ARMS, MORE, SAME, Opening, Replicate, Settings, Surveyed
 from tests.gate.gate_cases import ABLE, BAKER, CELLS, DOG, evidence, fake_gate, replay, surveyed, surveys
 from tests.gate.gate_cases import CONTROLS as MEASURED
 
@@ -30,18 +30,21 @@ def changed(status: str = "ok", **more: float) -> Evidence:
     return evidence(rows=surveys(CELLS, surveyed(BAKER, "head", status, "it is off", **more)))
 
 
-def outcome(measured: Evidence, folder: Path, gate_toml: str = "", dies_in: str = "") -> tuple[int, str]:
+def outcome(
+    measured: Evidence, folder: Path, gate_toml: str = "", dies_in: str = "", *, whole: bool = True
+) -> tuple[int, str]:
     """Run a gate on fake workers; return its exit code and its messages other than "PASS"."""
     folder.mkdir()
     (folder / waivers.FILE).write_text(gate_toml, encoding="utf-8")
     try:
         accepted = waivers.read(folder, dt.datetime.now(dt.UTC).date())
-        decision = waivers.apply(fake_gate(folder, replay(measured, dies_in)).run(folder), accepted)
+        found = fake_gate(folder, replay(measured, dies_in)).run(folder)
     except UserError as error:
         return USAGE, str(error)
+    decision = decide(found, Settings(), accepted, whole=whole)
     messages = [
         f"{row.status} {row.cell} {row.metric} {row.reason} {row.accepted}"
-        for row in decision.all_verdicts
+        for row in decision.verdicts
         if row.status != "PASS"
     ]
     return decision.exit_code, "; ".join([*messages, *decision.invalid, *decision.unused]) or "PASS"
@@ -83,14 +86,18 @@ def test_a_slower_cell_fails_alone_and_can_be_waived(tmp_path: Path) -> None:
     assert (exit_code, "meant to be" in messages) == (PASS, True)
     exit_code, messages = outcome(evidence(), tmp_path / "unused", WAIVER)
     assert (exit_code, "applies to nothing" in messages) == (USAGE, True)
+    assert outcome(evidence(), tmp_path / "part", WAIVER, whole=False) == (PASS, "PASS")
 
 
-def test_a_worker_that_dies_makes_a_gate_invalid(tmp_path: Path) -> None:
-    """If it dies before anything is timed, nothing can be compared; either error is one line."""
+def test_a_worker_that_dies_or_leaves_a_replicate_out_makes_a_gate_invalid(tmp_path: Path) -> None:
+    """If it dies before anything is timed, nothing can be compared; each error is one line."""
     died = "the worker ended with signal 9"
     exit_code, messages = outcome(evidence(), tmp_path / "gate", dies_in="look")
-    assert exit_code == INVALID
-    assert messages.startswith(f"{died}; not all replicates were measured: {ABLE.name}")
+    assert (exit_code, messages) == (INVALID, died)
+    measured = evidence()
+    measured.log_ratios[BAKER.name][0].pop()
+    exit_code, messages = outcome(measured, tmp_path / "one less")
+    assert (exit_code, messages) == (INVALID, f"not all replicates were measured: {BAKER.name}")
     zeros = 12 * "0"
     expected = (USAGE, f"{died} (base is base, {zeros}, head is head, {zeros})")
     assert outcome(evidence(), tmp_path / "survey", dies_in="survey") == expected
@@ -102,7 +109,7 @@ def test_every_sample_is_on_disk(tmp_path: Path) -> None:
     measured.log_ratios[BAKER.name] = evidence({BAKER.name: 0.01}, noise=0.06).log_ratios[BAKER.name]
     outcome(measured, tmp_path / "gate")
     lines = (tmp_path / "gate" / REPLICATES).read_bytes().splitlines()
-    records = [msgspec.json.decode(line, type=Line) for line in lines]
+    records = [msgspec.json.decode(line, type=Opening | Surveyed | Replicate) for line in lines]
     rows = [record for record in records if isinstance(record, Surveyed)]
     assert {(row.cell, row.arm) for row in rows} == {(cell, arm) for cell in CELLS for arm in ARMS}
     assert len(rows) == 2 * len(CELLS)

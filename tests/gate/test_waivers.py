@@ -2,17 +2,16 @@
 
 import datetime as dt
 import os
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from esbench.errors import UserError
-from esbench.gate.decision import MEAN
-from esbench.gate.records import Verdict
-from esbench.gate.waivers import FILE, Waiver, apply, read
-from tests.gate.gate_cases import ABLE, BAKER, timed
-from tests.gate.gate_cases import decision as decision_of
+from esbench.gate.decision import exit_code
+from esbench.gate.records import MEAN, Verdict
+from esbench.gate.waivers import FILE, Waiver, accept, read, unused_waivers
+from tests.gate.gate_cases import ABLE, BAKER, SETTINGS, timed
 
 TODAY = dt.date(2026, 3, 1)
 SLOWER = timed(BAKER.name, 0.02, status="FAIL")
@@ -31,12 +30,25 @@ expires = 2026-03-01
 """
 
 
-def accept(cell: str = "*", metric: str = "latency_ns", reason: str = "meant to be") -> Waiver:
+def waiver(cell: str = "*", metric: str = "latency_ns", reason: str = "meant to be") -> Waiver:
     """Return a waiver that has not expired."""
     return Waiver(cell=cell, metric=metric, reason=reason, expires=TODAY)  # type: ignore[arg-type]  # a metric in each test
 
 
-failed = partial(decision_of, exit_code=1)
+def outcome(
+    waivers: Sequence[Waiver], *verdicts: Verdict, invalid: Sequence[str] = ()
+) -> tuple[int, list[str]]:
+    """Return the exit code of these verdicts with waivers, and why each verdict is accepted."""
+    accepted = [accept(verdict, waivers) for verdict in verdicts]
+    return exit_code(accepted, invalid, unused=()), [verdict.accepted for verdict in accepted]
+
+
+def unused(waivers: Sequence[Waiver], *verdicts: Verdict) -> list[str]:
+    """Return the waivers that apply to nothing."""
+    return [
+        error.partition(" applies to nothing: remove it")[0]
+        for error in unused_waivers(waivers, verdicts, SETTINGS.margin)
+    ]
 
 
 def test_a_waiver_holds_through_its_last_day(tmp_path: Path) -> None:
@@ -82,55 +94,39 @@ def test_an_invalid_file_is_refused(tmp_path: Path) -> None:
 def test_a_waiver_accepts_only_its_cells_and_metric() -> None:
     """A waiver never accepts another cell or metric, a wrong output, noise or an invalid gate."""
     for name in (BAKER.name, "Baker*", "*Linear(4, 4)*forward*", "*"):
-        decision = apply(failed(SLOWER, FINE), [accept(name)])
-        assert decision.exit_code == 0
-        assert [verdict.accepted for verdict in decision.verdicts] == ["meant to be", ""]
-    for verdict, waiver in (
-        (SLOWER, accept("Able*")),
-        (SLOWER, accept("baker*")),
-        (HEAVIER, accept()),
-        (HEAVIER, accept(metric="launches")),
-        (GONE, accept()),
-        (WRONG, accept(metric="row")),
+        assert outcome([waiver(name)], SLOWER, FINE) == (0, ["meant to be", ""])
+    for verdict, other in (
+        (SLOWER, waiver("Able*")),
+        (SLOWER, waiver("baker*")),
+        (HEAVIER, waiver()),
+        (HEAVIER, waiver(metric="launches")),
+        (GONE, waiver()),
+        (WRONG, waiver(metric="row")),
     ):
-        decision = apply(failed(verdict), [waiver])
-        assert (decision.exit_code, decision.verdicts) == (1, (verdict,)), waiver
-    rules = [accept(metric="row"), accept(metric="peak_bytes")]
-    assert apply(failed(GONE, HEAVIER), rules).exit_code == 0
-    assert apply(failed(GONE, HEAVIER, SLOWER), rules).exit_code == 1
-    assert apply(failed(NOISY), [accept()]).exit_code == 3
-    assert apply(failed(SLOWER, invalid=("why",)), [accept()]).exit_code == 3
+        assert outcome([other], verdict) == (1, [""]), other
+    rules = [waiver(metric="row"), waiver(metric="peak_bytes")]
+    assert outcome(rules, GONE, HEAVIER)[0] == 0
+    assert outcome(rules, GONE, HEAVIER, SLOWER)[0] == 1
+    assert outcome([waiver()], NOISY)[0] == 3
+    assert outcome([waiver()], SLOWER, invalid=("why",))[0] == 3
     # A glob over cells does not match their mean, which can be waived only by name.
-    assert apply(failed(SLOWER, mean=WHOLE), [accept()]).exit_code == 1
-    decision = apply(failed(SLOWER, mean=WHOLE), [accept(), accept(MEAN)])
-    assert decision.mean is not None
-    assert (decision.exit_code, decision.mean.accepted) == (0, "meant to be")
+    assert outcome([waiver()], SLOWER, WHOLE) == (1, ["meant to be", ""])
+    assert outcome([waiver(), waiver(MEAN)], SLOWER, WHOLE) == (0, ["meant to be"] * 2)
+    # If two waivers match, the first is shown.
+    assert outcome([waiver("Baker*", reason="the first one"), waiver()], SLOWER) == (0, ["the first one"])
 
 
-def test_an_unused_waiver_is_an_error() -> None:
-    """An unused waiver would hide the next regression; it does not lower a worse exit code."""
-    rules = [accept("Baker*"), accept("Able*", "peak_bytes")]
-    for verdict, code in ((FINE, 2), (NOISY, 3), (WRONG, 1)):
-        decision = apply(decision_of(verdict, exit_code=code), rules)
-        assert decision.exit_code == code
-        assert decision.unused == (
-            "gate.toml: the waiver for latency_ns of Baker* applies to nothing: remove it",
-            "gate.toml: the waiver for peak_bytes of Able* applies to nothing: remove it",
-        )
-    # If two waivers match, the first is shown and neither is unused.
-    rules = [accept("Baker*", reason="the first one"), accept(BAKER.name), accept("Charlie*")]
-    decision = apply(failed(SLOWER), rules)
-    assert (decision.exit_code, len(decision.unused), decision.verdicts[0].accepted) == (
-        2,
-        1,
-        "the first one",
-    )
-    # A small slowdown is found only by chance, so any time that may be slower uses its waiver.
-    assert apply(decision_of(timed(ABLE.name, 0.002, half=0.01)), [accept("Able*")]).unused == ()
-
-
-def test_a_waiver_for_an_unmeasured_cell_is_not_unused() -> None:
-    """A waiver for another method or variant is ignored if the gate did not measure it."""
-    for cell, unused in (("Able* | eager", 0), ("Able* | graph", 0), ("Able* | host", 1), ("Able* | *", 1)):
-        assert len(apply(failed(FINE), [accept(cell)]).unused) == unused, cell
-    assert apply(failed(FINE), [accept("Baker*")], whole=False).unused == ()
+def test_a_waiver_that_applies_to_nothing_is_unused() -> None:
+    """It would hide the next regression. A time that may be slower than the margin uses its waiver."""
+    rules = [waiver("Baker*"), waiver("Able*", "peak_bytes")]
+    for verdict in (FINE, NOISY, WRONG):
+        assert unused(rules, verdict) == [
+            "gate.toml: the waiver for latency_ns of Baker*",
+            "gate.toml: the waiver for peak_bytes of Able*",
+        ]
+    assert unused([waiver("Baker*"), waiver(BAKER.name)], SLOWER) == []
+    for half, count in ((0.002, 1), (0.01, 0)):  # a small slowdown is found only by chance
+        assert len(unused([waiver("Able*")], timed(ABLE.name, 0.002, half))) == count
+    # Waivers for the methods of a GPU are ignored on a CPU.
+    for cell, count in (("Able* | eager", 0), ("Able* | graph", 0), ("Able* | host", 1), ("Able* | *", 1)):
+        assert len(unused([waiver(cell)], FINE)) == count, cell

@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
+import msgspec
 import psutil
 import pytest
 import torch
@@ -16,9 +17,10 @@ import torch
 from esbench import registry
 from esbench.errors import UserError
 from esbench.gate import worker_process
+from esbench.gate.arm import control_work
 from esbench.gate.loading import Trees
 from esbench.gate.records import ARMS, MORE, Begin, Cell, End, Message, Orders, Replicate, Surveyed
-from esbench.gate.worker import CALLS, MAX_ROUNDS, control_work
+from esbench.gate.worker import CALLS, MAX_ROUNDS, ArmProcess, main
 from esbench.gate.worker_process import WORKER, WorkerError, WorkerProcess, run_workers
 from esbench.schema import Case, Variant
 from tests.gate.gate_plugin import correct_variant, plugin, variant_with
@@ -65,6 +67,8 @@ VARIANTS = (
     ),
     "\nKEPT, SEEN = [], set()\n",
 )
+
+REGISTERS = "\nimport torch\nLIBRARY = torch.library.Library('gate_twice', 'DEF')\n"
 
 
 def orders(top: Path, **settings: object) -> Orders:
@@ -127,17 +131,19 @@ def test_a_survey_has_a_row_for_each_cell_in_both_arms(tmp_path: Path) -> None:
     assert ("TinyDropped", "head") not in rows
 
 
-def test_replicates_are_timed_in_rounds_of_new_set_ups(tmp_path: Path) -> None:
+@pytest.mark.parametrize("separate", [False, True])
+def test_replicates_are_timed_in_rounds_of_new_set_ups(tmp_path: Path, *, separate: bool) -> None:
     """A cell is set up anew in both arms; each call reads new values, so that stored results are of no use.
 
-    A module that a variant imports late comes from its own revision.
+    A module that a variant imports late comes from its own revision. Arms in separate processes may register
+    the same operator.
     """
     lookup = VARIANTS[-3]
     late = variant_with(
         "TinyLate", "sum(self, x)", "import late", "assert late.ARM in __file__", "return x.sum(dim=0)"
     )  # fmt: skip
     for arm in ARMS:
-        text = plugin(lookup, late, VARIANTS[-1])
+        text = plugin(lookup, late, VARIANTS[-1]) + REGISTERS * separate
         write(tmp_path / arm, {FILE: text, "late.py": f"ARM = '/{arm}/'"})
     control = f"{MORE} | host"
     names = {cell("TinyLookup").name, cell("TinyLate").name, control}
@@ -147,6 +153,7 @@ def test_replicates_are_timed_in_rounds_of_new_set_ups(tmp_path: Path) -> None:
         replicates=2,
         look=1,
         process=3,
+        separate=separate,
     )
     assert end == End()
     replicates = [message for message in received if isinstance(message, Replicate)]
@@ -158,30 +165,54 @@ def test_replicates_are_timed_in_rounds_of_new_set_ups(tmp_path: Path) -> None:
         if "Lookup" in replicate.cell:
             assert min(min(visit) for visit in (*replicate.base, *replicate.head)) > 2e6
     begun = [message for message in received if isinstance(message, Begin)]
-    assert begun[1].subject.removeprefix("the timing of ") in names
-    assert [message.done for message in begun[1:]] == [*range(6)]
+    timed = [message for message in begun if message.subject.removeprefix("the timing of ") in names]
+    assert [message.done for message in timed] == [*range(6)]
+    assert len(begun) - len(timed) == 1 + separate  # the loading of both, or of each
 
 
 def test_a_call_that_fails_while_it_is_timed_ends_its_worker(tmp_path: Path) -> None:
     """The error has the exception and the cell."""
     for arm in ARMS:
-        write(tmp_path / arm, {FILE: plugin(*VARIANTS[:-2], VARIANTS[-1])})
-    error = r"^ValueError: two lines \(during the timing of TinyRaisesTiny \|"
-    with pytest.raises(WorkerError, match=error):
+        write(tmp_path / arm, {FILE: plugin(VARIANTS[6])})
+    with pytest.raises(WorkerError, match=r"^ValueError: two lines \(during the timing of TinyRaisesTiny \|"):
         messages(tmp_path, names=(cell("TinyRaises").name,), replicates=1)
 
 
-def test_a_worker_ends_with_its_gate(tmp_path: Path) -> None:
+def test_an_arm_in_its_own_process_sends_rows_and_errors(tmp_path: Path) -> None:
+    """An exception is the end of the worker; a process that dies ends it with its exit code."""
+    dies = variant_with("TinyDies", "sum(self, x)", "os.kill(os.getpid(), 9)")
+    write(tmp_path / "base", {FILE: plugin(VARIANTS[0], VARIANTS[6]) + REGISTERS})
+    write(tmp_path / "head", {FILE: plugin(dies)})
+    file = tmp_path / "messages"
+    base, head = (ArmProcess(arm, orders(tmp_path, separate=True), file) for arm in ARMS)
+    assert base.survey() == ""
+    base.set_up(cell("TinyRaises").name, 0.5)
+    with pytest.raises(UserError, match=r"the process of base ended with exit code 0"):
+        base.visit(1)
+    sent = [msgspec.json.decode(line, type=Message) for line in file.read_bytes().splitlines()]
+    rows = [(row.cell, row.arm, row.status) for row in sent if isinstance(row, Surveyed)]
+    assert rows == [(cell("TinyPlain"), "base", "ok"), (cell("TinyRaises"), "base", "failed")]
+    assert End("ValueError: two lines") in sent
+    with pytest.raises(UserError, match=r"the process of head ended with exit code -9"):
+        head.survey()
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_a_worker_ends_with_its_gate(tmp_path: Path, *, separate: bool) -> None:
     """The end of the gate's process closes its stdin; that also ends a worker that hangs."""
     for arm in ARMS:
         write(tmp_path / arm, {FILE: "import time; time.sleep(600)"})
-    process = WorkerProcess(orders(tmp_path), tmp_path / "worker", WORKER)
+    process = WorkerProcess(orders(tmp_path, separate=separate), tmp_path / "worker", WORKER)
     try:
-        while not [*process.messages()]:
+        begun = 0
+        while begun < 1 + separate:
+            begun += len([*process.messages()])
             time.sleep(0.05)
+        children = psutil.Process(process.process.pid).children()
         assert process.process.stdin is not None
         process.process.stdin.close()
-        assert process.process.wait(30) == 0
+        assert process.process.wait(30) == -9
+        assert all(map(is_gone, children))
     finally:
         process.stop()
 
@@ -225,6 +256,21 @@ def load_trees(top: Path, base: Files, head: Files) -> Trees:
 
 
 @pytest.mark.usefixtures("unloaded")
+def test_cells_of_one_arm_are_enough(tmp_path: Path) -> None:
+    """A suite that neither revision has is an error."""
+    write(tmp_path / "base", {FILE: PLAIN})
+    write(tmp_path / "head", {FILE: PLAIN.replace('"tiny"', '"new"')})
+    for suite, arms, failure in (("new", ["head"], ""), ("nowhere", [], "no suite 'nowhere'; ")):
+        file = tmp_path / suite
+        main(orders(tmp_path, suite=suite), file)
+        *sent, end = (msgspec.json.decode(line, type=Message) for line in file.read_bytes().splitlines())
+        assert [message.arm for message in sent if isinstance(message, Surveyed)] == arms
+        assert isinstance(end, End)
+        assert end.failure.startswith(failure)
+        assert bool(end.failure) == bool(failure)
+
+
+@pytest.mark.usefixtures("unloaded")
 def test_two_revisions_are_loaded_side_by_side(tmp_path: Path) -> None:
     """Each has its own variants, suites and modules; those of packages elsewhere are the same in both."""
     new = plugin(correct_variant("TinyPlain"), correct_variant("TinyNew"))
@@ -245,7 +291,6 @@ def test_two_revisions_are_loaded_side_by_side(tmp_path: Path) -> None:
     assert same == [False, False, True]
 
 
-REGISTERS = "\nimport torch\nLIBRARY = torch.library.Library('gate_twice', 'DEF')\n"
 REFUSES = """
 if "is loaded" in sys.modules:
     raise ImportError("cannot load module more than once per process")
@@ -260,16 +305,16 @@ sys.modules["is loaded"] = sys
         (
             PLAIN + REGISTERS,
             PLAIN + REGISTERS,
-            "head cannot be loaded after base, in the same process: .*must not register names",
+            "head cannot be loaded after base, in the same process: .*gate with --separate",
         ),
-        (PLAIN + REFUSES, PLAIN + REFUSES, "cannot load module more than once per process"),
+        (PLAIN + REFUSES, PLAIN + REFUSES, "module more than once per process: .* with --separate"),
         (PLAIN, "raise SystemExit('it never\\nworked')", "SystemExit: it never worked"),
         ("1 / 0", PLAIN, "base cannot be loaded: cannot load variants from their_variants.py: ZeroDivision"),
         (PLAIN, PLAIN + "torch.set_num_threads(7)", "it changed a global setting: the number of threads"),
         (
             PLAIN,
             PLAIN + "torch.nn.functional.linear = torch.nn.functional.relu",
-            "head replaces torch.nn.functional.linear, which both revisions use",
+            "head replaces torch.nn.functional.linear, which both revisions use: .* with --separate",
         ),
         (PLAIN, None, "head does not contain the variant package their_variants.py, which"),
         (None, PLAIN, "base does not contain the variant package their_variants.py, which"),
