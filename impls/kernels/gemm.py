@@ -161,7 +161,8 @@ class Gemm(NamedTuple):
             operands: of the functions in ``constants``.
             more: arguments of the kernel after its pairs of operands.
             kernel: by default :func:`product_kernel`.
-            second: rows [r, m, p, k], contiguous, and a weight [o, k], whose product is a part of y.
+            second: rows [r, m, p, k] and a weight [o, k], both with contiguous channels, whose product is a
+                part of y.
             columns: largest number of columns of a tile that the last function gets and that are written at
                 once: fewer take less memory.
             constants: FIRST, INPUT, LAST and OPTIONS of :func:`product_kernel`, and options of a launch.
@@ -219,6 +220,14 @@ def describe(values: Tensor, rows: int, columns: int) -> TensorDescriptor | None
     if channel_stride != 1 or not is_aligned or values.dtype is torch.float64 or len(matrix) > MAX_PROGRAMS:
         return None
     return TensorDescriptor(matrix, list(matrix.shape), [stride, 1], [rows, columns])
+
+
+def empty_aligned(shape: Sequence[int], like: Tensor) -> Tensor:
+    """Return an uninitialized tensor [..., c] with rows that begin at multiples of 16 bytes."""
+    *outer, width = shape
+    at_once = ALIGNMENT // like.itemsize
+    padded = torch.empty(*outer, -(-width // at_once) * at_once, device=like.device, dtype=like.dtype)
+    return padded[..., :width]
 
 
 def pair_of(rows: Tensor, weight: Tensor, read_rows: Any, read_weight: Any) -> Pair:  # noqa: ANN401  tensors or descriptors
@@ -320,15 +329,19 @@ def grid_of(*counts: int) -> tuple[int]:
     return (grid,)
 
 
-def operand(name: str, values: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def operand(
+    name: str, values: Tensor, shape: Sequence[int], dtype: torch.dtype, *, may_be_apart: bool = False
+) -> Tensor:
     """Check the shape and dtype of an operand, and return it contiguous.
+
+    With ``may_be_apart`` only its last axis is contiguous.
 
     Raises:
         ValueError: the shape or the dtype differs.
     """
     if values.shape != tuple(shape) or values.dtype is not dtype:
         raise ValueError(f"{name} must be {dtype} {list(shape)}, got {values.dtype} {list(values.shape)}")
-    return values.contiguous()
+    return values if may_be_apart and values.stride(-1) == 1 else values.contiguous()
 
 
 @triton.jit

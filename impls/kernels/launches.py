@@ -6,7 +6,18 @@ from typing import Any, Literal
 import torch
 from torch import Generator, Tensor
 
-from impls.kernels import blocks, dropout, flipped, hadamard, lowrank, lowrank_rng, outer, permuted, sparse
+from impls.kernels import (
+    blocks,
+    dropout,
+    flipped,
+    gemm,
+    hadamard,
+    lowrank,
+    lowrank_rng,
+    outer,
+    permuted,
+    sparse,
+)
 from impls.kernels.philox import Draw
 from impls.kernels.tiling import Tiling
 
@@ -106,7 +117,10 @@ def flips(operands: Operands, side: str = "both") -> Launch:
 
 def two_products(operands: Operands, count: int) -> Launch:
     """Permuted inputs: ``count`` picked channels times a core."""
-    second, core = operands.normal(1, operands.rows, 1, count), operands.normal(operands.outputs, count)
+    second, core = (
+        gemm.empty_aligned(values.shape, values).copy_(values)
+        for values in (operands.normal(1, operands.rows, 1, count), operands.normal(operands.outputs, count))
+    )
     return lambda tiling: permuted.permuted_product(
         operands.x, operands.weight, second, core, SIGMA, operands.y, tiling
     )

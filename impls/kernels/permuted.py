@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.kernels.gemm import (
+    empty_aligned,
     gemm_of,
     grid_of,
     noise_scale,
@@ -39,10 +40,10 @@ GATHER_BLOCK = (4, 256)
 @triton.jit
 def gather_kernel(
     picked, x, picks,
-    rows, count, members, positions, stride_xr, stride_xm, stride_xp, stride_xi, tiles,
+    rows, count, stride, members, positions, stride_xr, stride_xm, stride_xp, stride_xi, tiles,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Copy each row's channels ``picks`` [members, count] to ``picked`` [rows, count]."""
+    """Copy each row's channels ``picks`` [members, count] to ``picked`` [rows, count] of this stride."""
     pid = tl.program_id(0).to(tl.int64)
     offs_m = pid // tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = pid % tiles * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -51,11 +52,11 @@ def gather_kernel(
     index = tl.load(picks + (member * count)[:, None] + offs_n[None, :], mask=mask, other=0)
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
     values = tl.load(x[:, None] + index.to(tl.int64) * stride_xi, mask=mask, other=0)
-    tl.store(picked + (offs_m * count)[:, None] + offs_n[None, :], values, mask=mask)
+    tl.store(picked + (offs_m * stride)[:, None] + offs_n[None, :], values, mask=mask)
 
 
 def gather_channels(x: Tensor, picks: Tensor) -> Tensor:
-    """Gather each member's channels: ``x[r, m, p, picks[m]]``, contiguous [r, m, p, k].
+    """Gather each member's channels: ``x[r, m, p, picks[m]]``, [r, m, p, k] with rows for descriptors.
 
     For R rows of e-byte elements, reads e R i bytes of x and m k indices of 2, 4 or 8 bytes, and writes e R k
     bytes. Loads of x are uncoalesced.
@@ -70,7 +71,7 @@ def gather_channels(x: Tensor, picks: Tensor) -> Tensor:
     members, count = x.shape[1], picks.shape[-1]
     dtype = picks.dtype if picks.dtype in {torch.int16, torch.int32} else torch.int64
     picks = operand("picks", picks, (members, count), dtype)
-    picked = torch.empty((*x.shape[:3], count), device=x.device, dtype=x.dtype)
+    picked = empty_aligned((*x.shape[:3], count), x)
     if not picked.numel():
         return picked
     rows = x.shape[:3].numel()
@@ -79,7 +80,8 @@ def gather_channels(x: Tensor, picks: Tensor) -> Tensor:
     with torch.cuda.device_of(x):
         gather_kernel[grid_of(-(-rows // block_m), tiles)](
             picked, x, picks,
-            rows, count, members, x.shape[2], *x.stride(), tiles, BLOCK_M=block_m, BLOCK_N=block_n,
+            rows, count, picked.stride(2), members, x.shape[2], *x.stride(), tiles,
+            BLOCK_M=block_m, BLOCK_N=block_n,
         )  # fmt: skip
     return picked
 
@@ -95,16 +97,17 @@ def permuted_product(
 ) -> Tensor:
     """Compute ``x @ weight.T + sigma * gathered @ core.T``, write it to ``y`` and return ``y``.
 
-    ``gathered`` is [r, m, p, k], contiguous, and ``core`` is [o, k]. Other arguments are those of all
-    launchers, see :mod:`impls.kernels.gemm`.
+    ``gathered`` is [r, m, p, k] and ``core`` is [o, k], both with contiguous channels; descriptors need rows
+    of :func:`~impls.kernels.gemm.empty_aligned`. Other arguments are those of all launchers, see
+    :mod:`impls.kernels.gemm`.
 
     * bytes: e R (i + k + o) + e o (i + k); rows are reread from cache for each tile of columns, weights
       for each tile of rows.
     * flops: 2 R o (i + k) on tensor cores, 1 + k / i times the plain product.
     """
     gemm, count = gemm_of(x, weight, y), core.shape[-1]
-    gathered = operand("gathered channels", gathered, (*x.shape[:3], count), x.dtype)
-    core = operand("core", core, (len(weight), count), x.dtype)
+    gathered = operand("gathered channels", gathered, (*x.shape[:3], count), x.dtype, may_be_apart=True)
+    core = operand("core", core, (len(weight), count), x.dtype, may_be_apart=True)
     tiling = select_tiling("two products", gemm, tiling, TILING.keep_warps(x.dtype), count)
     return gemm.launch(tiling, noise_scale(sigma, x), second=(gathered, core), FIRST=scale_rows)
 
@@ -139,7 +142,8 @@ class FusedPermuted(AbstractFused[PermutedNoise]):
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> PermutedNoise:
         noise = super().sample(weight, stream)
-        return with_picks(noise, torch.int16 if noise.width < 2**15 else torch.int32)
+        core = empty_aligned(noise.core.shape, noise.core).copy_(noise.core)
+        return with_picks(replace(noise, core=core), torch.int16 if noise.width < 2**15 else torch.int32)
 
     @override
     def forward_transposed(

@@ -245,7 +245,8 @@ def make_permuted(sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
     core = normal(3, sizes.outputs, count, dtype=dtype)
     picks, shared = (
         guard(index.to({HALF: torch.int16, SINGLE: torch.int32}.get(dtype, torch.int64))),
-        guard(core),
+        # Rows apart, as those of the picks: with descriptors although the width is odd.
+        gemm.empty_aligned(core.shape, core).copy_(core) if sizes.members % 2 else guard(core),
     )
 
     def formula(x: Tensor, weight: Tensor, sigma: Sigma) -> Tensor:
