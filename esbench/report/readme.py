@@ -15,6 +15,7 @@ from pathlib import Path
 
 import cogapp
 
+from esbench import compiled
 from esbench.errors import UserError
 from esbench.report import captions
 from esbench.report.analysis.pivot import PEAK, grids, operators
@@ -26,8 +27,10 @@ from esbench.report.tables.published import published_sections
 from esbench.report.tables.ranking import best_schemes, ranking_section
 from esbench.report.tables.table import Section
 from esbench.schema import Phase, Run
-from esbench.store import read_run, run_name, summarize_problems
+from esbench.store import read_run, run_files, run_name, summarize_problems
+from esbench.studies import kernel_limits
 from esbench.studies.digits import trained_with
+from esbench.studies.kernels import newest_runs
 from esbench.text import escape, one_line
 
 _SVG_CAPTION = re.compile(r"<dc:(title|description)>(.*?)</dc:\1>", re.DOTALL)
@@ -171,6 +174,19 @@ class Page:
     def generations(self, file: str) -> str:
         """Return all tables of a run of suite peers."""
         return self._markdown(file, peers.peer_sections(self._run(file)))
+
+    def kernel_limits(self, device: str) -> str:
+        """Return the floors and estimates of fused kernels, with the newest runs in a folder of results.
+
+        Raises:
+            UserError: the record of compiled kernels or a run cannot be read.
+        """
+        record = compiled.read(self.root / compiled.FILE)
+        results = self.root / "results"
+        files = [path for path in run_files(results) if path.parent.name == device]
+        runs = [self._run(str(path.relative_to(self.root))) for path in files]
+        origin = f"Compiled by triton {record.triton} for compute capability 9.0."
+        return f"\n{origin}\n\n{kernel_limits.tables(record, newest_runs(runs))}\n"
 
     def excerpt(self, file: str, heading: str) -> str:
         """Return the first table below a heading of a generated page.

@@ -89,7 +89,7 @@ GOALS = tuple(_goals())
 
 # The page
 
-_Cell = tuple[Measurement | Skipped, Ratio | None]
+MeasuredCell = tuple[Measurement | Skipped, Ratio | None]
 """A row, and its time as a multiple of base."""
 _INTRODUCTION = (
     "Kernels that compute the forward or the update of a scheme in one launch. Times come from the "
@@ -121,7 +121,7 @@ def page(runs: Sequence[Run]) -> str:
     parts = ["# Fused kernels", _INTRODUCTION]
     for _, group in itertools.groupby(runs, lambda run: run.header.environment.slug):
         device_runs = list(group)
-        cells = _cells(device_runs)
+        cells = cells_of(device_runs)
         parts += [
             f"## Goals on {escape(device_runs[0].header.environment.device_name)}",
             *(escape(captions.origin(run)) for run in device_runs),
@@ -130,14 +130,14 @@ def page(runs: Sequence[Run]) -> str:
     return join(parts)
 
 
-def _row(goal: KernelGoal, cells: Mapping[tuple[str, str, Phase], _Cell]) -> tuple[str, ...]:
-    result = _result(goal, cells.get((goal.variant, goal.case, goal.phase)))
-    return goal.variant, goal.phase, goal.case, f"{goal.format(goal.limit)} at most", result
+def _row(goal: KernelGoal, cells: Mapping[tuple[str, str, Phase], MeasuredCell]) -> tuple[str, ...]:
+    found = result(goal, cells.get((goal.variant, goal.case, goal.phase)))
+    return goal.variant, goal.phase, goal.case, f"{goal.format(goal.limit)} at most", found
 
 
-def _cells(runs: Iterable[Run]) -> dict[tuple[str, str, Phase], _Cell]:
+def cells_of(runs: Iterable[Run]) -> dict[tuple[str, str, Phase], MeasuredCell]:
     """Return the cell of each variant, case and phase: its graph timing if measured, else a reason."""
-    cells: dict[tuple[str, str, Phase], _Cell] = {}
+    cells: dict[tuple[str, str, Phase], MeasuredCell] = {}
     for run in runs:
         latencies = [grid for operator in operators(run) for grid in latency_grids(run, operator)]
         for grid in sorted(latencies, key=_preference):
@@ -153,7 +153,7 @@ def _preference(grid: Grid) -> tuple[bool, int]:
     return not grid.cells, METHODS.index(grid.method) if grid.method in METHODS else len(METHODS)
 
 
-def _result(goal: KernelGoal, cell: _Cell | None) -> str:
+def result(goal: KernelGoal, cell: MeasuredCell | None) -> str:
     """Return the measured value for a goal, and whether it meets the goal."""
     if cell is None:
         return "no row in any run"

@@ -1,17 +1,16 @@
 """Compile every kernel for GPUs that need not be present: ``python -m impls.kernels.compile_checks``.
 
 Each check calls a launcher with tensors of the device ``meta`` and compiles the kernel instead of launching.
-The code must use tensor cores where the dtype has them, spill no registers and fit into shared memory.
-``nox -s kernels`` runs all checks; the tests run one check of each kernel.
+The code must use tensor cores where the dtype has them, spill no registers, fit into shared memory, and be
+like that in the committed record (:mod:`impls.kernels.record`), which ``--record`` renews. ``nox -s kernels``
+runs all checks; the tests run one check of each kernel.
 
 Exit codes: 0 done; 1 a check fails; 2 triton is not installed.
 """
 
 import argparse
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -23,6 +22,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from esbench import compiled as compiled_kernels
+from esbench.compiled import CompiledKernel, Record
 from impls.kernels import (
     binary,
     binary_matmul,
@@ -35,13 +36,18 @@ from impls.kernels import (
     outer,
     permuted,
     philox,
+    record,
     sparse,
 )
 from impls.kernels.launches import SIGMA, Launch, Operands
+from impls.kernels.machine_code import code_of, resource_usage
 from impls.kernels.optional_triton import triton
 
 CAPABILITIES = (80, 90)
 """Compute capabilities that kernels are compiled for: 90 is 9.0."""
+
+RECORDED = 90
+"""The capability of the committed record, which is that of the goals' GPU."""
 
 MAX_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
 """Largest shared memory of a program, by capability."""
@@ -72,13 +78,12 @@ DTYPES = (*NORMAL_DTYPES, FLOAT64)
 
 @dataclass(frozen=True)
 class Compiled:
-    """The code of a kernel: its assembly, its registers per thread and its shared memory per program."""
+    """The code of a kernel: its assembly, what it spills, and what is recorded of it."""
 
     ptx: str
     capability: int
-    registers: int
     spilled_bytes: int
-    shared_bytes: int
+    kernel: CompiledKernel
 
     def problems(self, instruction: str) -> list[str]:
         """Return the faults of the code, which must contain an instruction: a regular expression."""
@@ -89,9 +94,14 @@ class Compiled:
             problems.append(f"has no {instruction}")
         if self.spilled_bytes:
             problems.append(f"spills {self.spilled_bytes} bytes")
-        if self.shared_bytes > MAX_SHARED_BYTES[self.capability]:
-            problems.append(f"needs {self.shared_bytes} bytes of shared memory")
+        if self.kernel.shared_bytes > MAX_SHARED_BYTES[self.capability]:
+            problems.append(f"needs {self.kernel.shared_bytes} bytes of shared memory")
         return problems
+
+    def changes(self, recorded: Record) -> list[str]:
+        """Return how code for capability 9.0 differs from the record, see :func:`record.differences`."""
+        same = recorded.triton == triton.__version__
+        return record.differences(self.kernel, recorded.at(self.kernel.title), is_same_compiler=same)
 
 
 class Check(NamedTuple):
@@ -127,12 +137,14 @@ class Check(NamedTuple):
             get_current_stream=lambda _: 0,
             get_current_target=lambda: GPUTarget("cuda", capability, 32),
         )
-        binaries: list[Any] = []
+        launches_seen: list[tuple[Any, dict[str, Any], tuple[int, ...]]] = []
 
-        def launch(kernel: Any, grid: object) -> Callable[..., None]:  # noqa: ANN401  Triton's functions have no type
+        def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:  # noqa: ANN401  Triton's functions have no type
             def compile_kernel(*operands: object, **options: Any) -> None:  # noqa: ANN401  Triton's functions have no type
                 if kernel is self.kernel:
-                    binaries.append(kernel.warmup(*operands, grid=grid, **options))
+                    arguments = {**dict(zip(kernel.arg_names, operands, strict=False)), **options}
+                    binary = kernel.warmup(*operands, grid=grid, **options)
+                    launches_seen.append((binary, arguments, grid))
 
             return compile_kernel
 
@@ -146,20 +158,23 @@ class Check(NamedTuple):
                 self.launch()
         finally:
             settings.allow_tf32 = before
-        binary = binaries[0]
-        registers, spilled = resource_usage(binary.asm["cubin"])
-        return Compiled(binary.asm["ptx"], capability, registers, spilled, binary.metadata.shared)
-
-
-def resource_usage(cubin: bytes) -> tuple[int, int]:
-    """Return the registers and the stack bytes, which are spilled registers, of a thread."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603  triton's own
-    numbers = dict(re.findall(r"(REG|STACK):(\d+)", text))
-    return int(numbers["REG"]), int(numbers["STACK"])
+        binary, arguments, grid = launches_seen[0]
+        cubin = binary.asm["cubin"]
+        registers, spilled = resource_usage(cubin)
+        code = code_of(cubin, binary.asm["ttir"])
+        return Compiled(
+            ptx=binary.asm["ptx"],
+            capability=capability,
+            spilled_bytes=spilled,
+            kernel=CompiledKernel(
+                title=self.title,
+                warps=binary.metadata.num_warps,
+                registers=registers,
+                shared_bytes=binary.metadata.shared,
+                code=code,
+                work=record.work_of(self.kernel.__name__, arguments, grid, code),
+            ),
+        )
 
 
 # Checks
@@ -170,9 +185,15 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=META)
 
 
-def layer_operands(dtype: torch.dtype, members: int = 8192, inputs: int = 1024, **sizes: int) -> Operands:
-    """Return operands of a layer with 1024 outputs."""
-    return Operands((members, 1024, inputs), dtype, META, **sizes)
+def layer_operands(
+    dtype: torch.dtype, members: int = 8192, inputs: int = 1024, outputs: int = 1024, **sizes: int
+) -> Operands:
+    """Return operands of a layer, by default of the size of most goals."""
+    return Operands((members, outputs, inputs), dtype, META, **sizes)
+
+
+WIDE: dict[str, Any] = {"members": 1024, "inputs": 8192, "outputs": 8192}
+"""Sizes of the goals for a wide layer."""
 
 
 def per_dtype(
@@ -218,6 +239,7 @@ def dense_noise() -> Iterator[Check]:
         check = partial(per_dtype, make=partial(dense, signs=signs), members=1024)
         few = partial(check, kernel=dense_rng.few_rows_kernel, tile_rows=16)
         yield from few(f"{title}, 1 row of a member", dtypes=dtypes)
+        yield from few(f"{title}, 1 row of 2^20 members", dtypes=dtypes[:1], members=2**20)
         for repeats in (2, 4):
             yield from few(f"{title}, {repeats} rows of a member", dtypes=dtypes[:1], repeats=repeats)
         # Rows of the weight that do not begin with a call take most registers in the widest dtype.
@@ -232,6 +254,9 @@ def dense_noise() -> Iterator[Check]:
         yield Check(f"sum of drawn {values}, bfloat16", dense_rng.noise_sum_kernel, launch)
         launch = partial(philox.fill, empty(1024, 2**20), draw, signs=signs)
         yield Check(f"drawn {values} written out, bfloat16", philox.fill_kernel, launch)
+        factors = empty(8192, 1024, dtype=torch.int8 if signs else torch.bfloat16)
+        launch = partial(philox.fill, factors, layer_operands(torch.bfloat16).draw(), signs=signs)
+        yield Check(f"drawn {values} of factors written out", philox.fill_kernel, launch)
 
 
 def low_rank() -> Iterator[Check]:
@@ -242,6 +267,11 @@ def low_rank() -> Iterator[Check]:
         make = partial(launches.low_rank, rank=rank)
 
         yield from per_dtype(f"low rank, rank {rank}", gemm.product_kernel, make, check_dtypes)
+        down_kernel = partial(per_dtype, kernel=lowrank_rng.low_rank_down_kernel, make=make, tile_rows=0)
+        yield from down_kernel(f"low rank, down, rank {rank}", dtypes=check_dtypes[:1])
+        if rank == 1:
+            yield from per_dtype("low rank, rank 1, wide", gemm.product_kernel, make, DTYPES[:1], **WIDE)
+            yield from down_kernel("low rank, down, rank 1, wide", dtypes=DTYPES[:1], **WIDE)
 
     def down(operands: Operands, rank: int, *, signs: bool) -> Launch:
         return lambda _: lowrank_rng.down_product(operands.x, operands.draw(), rank, signs=signs)
@@ -252,6 +282,9 @@ def low_rank() -> Iterator[Check]:
             title = f"drawn low rank, down, rank {rank}, {values}"
             make = partial(down, rank=rank, signs=signs)
             yield from per_dtype(title, lowrank_rng.low_rank_down_kernel, make, check_dtypes, tile_rows=0)
+            if rank == 1:
+                wide = partial(per_dtype, kernel=lowrank_rng.low_rank_down_kernel, make=make, tile_rows=0)
+                yield from wide(f"{title}, wide", dtypes=dtypes[:1], **WIDE)
         for rank, check_dtypes, positions in (
             *((1, dtypes, 1), (4, dtypes[:1], 1), (most, dtypes[:1], 1)),
             *((1, dtypes[:1], 64), (most, dtypes[1:], 64)),
@@ -259,6 +292,9 @@ def low_rank() -> Iterator[Check]:
             title = f"drawn low rank, up, rank {rank}, {values}{', images' if positions > 1 else ''}"
             make = partial(launches.drawn_low_rank, rank=rank, signs=signs)
             yield from per_dtype(title, lowrank_rng.drawn_up_kernel, make, check_dtypes, positions=positions)
+        title = f"drawn low rank, up, rank 1, {values}, wide"
+        make = partial(launches.drawn_low_rank, rank=1, signs=signs)
+        yield from per_dtype(title, lowrank_rng.drawn_up_kernel, make, dtypes[:1], **WIDE)
 
 
 def dropout_masks() -> Iterator[Check]:
@@ -268,7 +304,8 @@ def dropout_masks() -> Iterator[Check]:
         for title, kernel, launch in (
             ("inputs", gemm.product_kernel, partial(launches.dropout_product, side="in")),
             ("outputs", gemm.product_kernel, partial(launches.dropout_product, side="out")),
-            ("blocks of inputs", blocks.kept_blocks_kernel, partial(make, out=1, inner=2, groups=8)),
+            ("blocks of inputs", blocks.kept_blocks_kernel, partial(make, out=1, inner=2, groups=4)),
+            ("blocks of both sides", blocks.kept_blocks_kernel, partial(make, out=2, inner=2, groups=8)),
             (
                 "16 blocks of both sides",
                 blocks.kept_blocks_kernel,
@@ -290,11 +327,17 @@ def shared_cores() -> Iterator[Check]:
         yield from rows(f"Hadamard, rows of {width}", dtypes=[dtype], inputs=width)
     make = partial(launches.two_products, count=1024)
     yield from per_dtype("two products", gemm.product_kernel, make)
+    make = partial(launches.two_products, count=102)
+    yield from per_dtype("two products, 102 picks", gemm.product_kernel, make, DTYPES[:1])
     columns = empty(8192, 1024, dtype=torch.int64)
-    launch: Callable[[], object] = partial(
-        permuted.gather_channels, layer_operands(torch.bfloat16).x, columns.short()
-    )
-    yield Check("picks, bfloat16", permuted.gather_kernel, launch, "st.global.v4")
+    for title, picks, instruction in (
+        ("picks, bfloat16", columns.short(), "st.global.v4"),
+        ("102 picks, bfloat16", empty(8192, 102, dtype=torch.int16), ""),
+    ):
+        launch: Callable[[], object] = partial(
+            permuted.gather_channels, layer_operands(torch.bfloat16).x, picks
+        )
+        yield Check(title, permuted.gather_kernel, launch, instruction)
     for count, sigma, dtypes in (
         (1, SIGMA, DTYPES[:1]),
         (2, empty(1), DTYPES[:1]),
@@ -302,8 +345,9 @@ def shared_cores() -> Iterator[Check]:
     ):
         make = partial(launches.sparse_noise, count=count, sigma=sigma)
         yield from per_dtype(f"sparse noise, k = {count}", gemm.product_kernel, make, dtypes)
-    launch = partial(sparse.column_sums, columns[:, :1], empty(8192, 1, 1024), empty(8192), 1024)
-    yield Check("sums of sparse noise, bfloat16", sparse.column_sums_kernel, launch, "ld.global.v4")
+    for count, title in ((1, "sums of sparse noise"), (2, "sums of sparse noise, k = 2")):
+        launch = partial(sparse.column_sums, columns[:, :count], empty(8192, count, 1024), empty(8192), 1024)
+        yield Check(f"{title}, bfloat16", sparse.column_sums_kernel, launch, "ld.global.v4")
 
 
 def sums() -> Iterator[Check]:
@@ -338,8 +382,10 @@ def packed_bits() -> Iterator[Check]:
             launch = partial(product, words(1024, rows, 17), words(1024, 17, 1024), 1088, dtype)
             title = f"bits, product of {rows} rows {method}, {str(dtype).removeprefix('torch.')}"
             yield Check(title, kernel, launch, instruction)
+    launch = partial(matmul.bit_product, words(1024, 1, 16), words(1024, 16, 1024), 1024, torch.float32)
+    yield Check("bits, product of 1 row of 1024, float32", matmul.bit_product_kernel, launch, "popc.b32")
     draw = layer_operands(torch.bfloat16, 1024).draw()
-    for title, shape in (("many words", (16, 512)), ("few words", (1, 32))):
+    for title, shape in (("many words", (16, 512)), ("16,384 words", (16, 1024)), ("few words", (1, 32))):
         launch = partial(binary.sample_bits, words(9, *shape), *draw)
         yield Check(f"bits, members drawn, {title}", binary.sample_bits_kernel, launch)
     for dtype, taps in ((torch.float32, ()), (torch.float64, ()), (torch.float32, (3, 3))):
@@ -382,25 +428,68 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--capability", type=int, action="append", help="90 for 9.0; repeatable; by default 80 and 90"
     )
     parser.add_argument("--kernels", default="*", help="glob over the titles of checks, such as 'low rank*'")
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="compile for 90 only, and renew these kernels in the record instead of comparing",
+    )
     options = parser.parse_args(arguments)
     if not hasattr(triton, "__version__"):
         sys.stderr.write("kernels: triton, which is for Linux only, is not installed here\n")
         return 2
     selected = [check for check in checks() if fnmatchcase(check.title, options.kernels)]
-    failed = False
+    renews_all = options.record and options.kernels == "*"
+    capabilities = (RECORDED,) if options.record else options.capability or CAPABILITIES
+    recorded = None if renews_all else compiled_kernels.read(record.PATH)
+    is_same_compiler = recorded is not None and recorded.triton == triton.__version__
+    if recorded and not is_same_compiler:
+        sys.stderr.write(f"kernels: {other_compiler(recorded)}\n")
+    failed, kernels = False, []
     for check in selected:
-        for capability in options.capability or CAPABILITIES:
+        for capability in capabilities:
             try:
                 compiled = check.compile(capability)
-                problems = compiled.problems(check.instruction)
-                used = f"{compiled.registers} registers, {compiled.shared_bytes} bytes of shared memory"
-                sys.stdout.write(f"{check.title} for {capability}: {used}\n")
             except Exception as error:  # noqa: BLE001  any error of the compiler or the assembler is the reason
                 problems = [f"does not compile: {type(error).__name__}: {error}".splitlines()[0]]
+            else:
+                kernels.append(compiled.kernel)
+                problems = compiled.problems(check.instruction)
+                if recorded and not options.record and capability == RECORDED:
+                    problems += compiled.changes(recorded)
+                sys.stdout.write(f"{describe(compiled)}\n")
             for problem in problems:
                 sys.stderr.write(f"kernels: {check.title} for {capability} {problem}\n")
                 failed = True
+    if options.record:
+        kept = recorded.kernels if recorded and is_same_compiler else ()
+        write_record((*kept, *kernels))
     return int(failed)
+
+
+def describe(compiled: Compiled) -> str:
+    """Return the figures of a kernel."""
+    kernel = compiled.kernel
+    loop = f"{kernel.code.loop_instructions} instructions in the main loop, " if kernel.code.steps else ""
+    return (
+        f"{kernel.title} for {compiled.capability}: {loop}{kernel.registers} registers, "
+        f"{kernel.shared_bytes} bytes of shared memory"
+    )
+
+
+def other_compiler(recorded: Record) -> str:
+    """Return why kernels are not compared with the record, which another version of Triton compiled."""
+    return (
+        f"the record is of triton {recorded.triton}, this is {triton.__version__}: instructions, registers "
+        "and shared memory are not compared"
+    )
+
+
+def write_record(kernels: Sequence[CompiledKernel]) -> None:
+    """Write the record: the last of the kernels with the same title, if its check exists."""
+    titles = {check.title for check in checks()}
+    newest = {kernel.title: kernel for kernel in kernels if kernel.title in titles}
+    ordered = tuple(newest[title] for title in sorted(newest))
+    compiled_kernels.write(Record(triton=triton.__version__, kernels=ordered), record.PATH)
 
 
 if __name__ == "__main__":
