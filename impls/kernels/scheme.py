@@ -83,8 +83,7 @@ class AbstractFused(AbstractWrapper[N]):
             )
         rows = op.rows(x, weight)
         assert rows is not None  # noqa: S101  a layer without rows is refused before
-        shape = (*x.shape[:3], weight.shape[1], *x.shape[4:])
-        y = torch.empty(shape, device=x.device, dtype=x.dtype)
+        y = op.empty_output(x, weight)
         out = op.rows(y, weight)
         assert out is not None  # noqa: S101  an output is laid out like its input
         self.launch(rows, weight[0].flatten(1), noise, sigma, out)

@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.noise import STREAMS, Noise, NoiseStream
-from impls.perturbation.operators import AbstractOperator, TransposedLinear
+from impls.perturbation.operators import AbstractOperator, ChannelAffine, TransposedLinear
 from impls.perturbation.scheme import (
     AbstractDenseScheme,
     AbstractRowScheme,
@@ -88,6 +88,20 @@ class ScaleScheme(AbstractDenseScheme[ScaleNoise]):
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> ScaleNoise:
         return ScaleNoise(stream.normal("dense", *weight.shape))
+
+    @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: ScaleNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        values = noise.values
+        if not isinstance(op, ChannelAffine) or weight.dtype.itemsize < torch.float32.itemsize:
+            return super().forward(op, weight, noise, x, sigma)
+        # The members' scales are small, so that they are written out: one pass over the activations.
+        if not isinstance(sigma, Tensor):
+            return op.apply_per_member(x, weight + sigma * values)
+        sides = sigma.view(2, -1)[:, :1].view(2, *[1] * values.dim())
+        scales = op.bias((weight + sides * values).flatten(0, 1), x).unflatten(0, (2, -1))
+        return (x.unflatten(0, (2, -1)) * scales.unsqueeze(1)).flatten(0, 1)
 
     @override
     def dense_noise(self, noise: ScaleNoise) -> Tensor:

@@ -28,13 +28,21 @@ from torch import Tensor
 from impls.perturbation.noise import NoiseStream
 from impls.perturbation.operators import AbstractOperator
 
+MAX_SEPARATE_TERMS = 4
+"""Up to this rank, rank-one terms are added to the output one by one; above, their sum is computed first."""
+
 
 def take_channels(x: Tensor, index: Tensor) -> Tensor:
     """Select channels of x [r, m, g, c, *s] by each member's index [m, g, k] -> [r, m, g, k, *s]."""
+    if x.shape[3] == 1:
+        return x  # the only channel
     space = x.shape[4:]
     if space.numel() == 1:
         selected = x.flatten(3).gather(3, index.expand(x.shape[0], *index.shape))
         return selected.unflatten(3, (index.shape[2], *space)) if space else selected
+    if len(space) == 1 and x.stride(3) == 1:  # the features of tokens, which are contiguous
+        shape = (*x.shape[:3], *space, index.shape[2])
+        return x.mT.gather(4, index.unsqueeze(2).expand(shape)).mT
     # With space, copying whole channels (contiguous positions) is faster than gathering elements.
     first_channel = torch.arange(0, index.shape[:2].numel() * x.shape[3], x.shape[3], device=index.device)
     rows = (index + first_channel.view(*index.shape[:2], 1)).flatten()
@@ -42,8 +50,23 @@ def take_channels(x: Tensor, index: Tensor) -> Tensor:
 
 
 def add_to_channels(y: Tensor, index: Tensor, values: Tensor) -> Tensor:
-    """Add values [r, m, g, k] to channels of y [r, m, g, c] at each member's index [m, g, k], in place."""
-    return y.scatter_add_(3, index.expand(values.shape), values.to(y.dtype))
+    """Add values [r, m, g, k, *s] to y [r, m, g, c, *s] in place, at each member's channels [m, g, k]."""
+    return y.scatter_add_(3, append_axes(index, y[0]).expand(values.shape), values.to(y.dtype))
+
+
+def add_factor_products(y: Tensor, inner: Tensor, up: Tensor) -> None:
+    """Add the product of ``inner`` with each member's factor ``up`` to ``y``, in place.
+
+    Args:
+        y: the output [r, m, g, o, *s], in any memory layout.
+        inner: the rows' products with the factor ``down``, scaled: [r, m, g, k, *s].
+        up: [m, g, k, o].
+    """
+    if up.shape[2] > MAX_SEPARATE_TERMS:
+        y += torch.einsum("rmgk...,mgko->rmgo...", inner, up)
+        return
+    for factor, values in zip(up.unbind(2), inner.unbind(3), strict=True):
+        y.addcmul_(values.unsqueeze(3), append_axes(factor, y[0]))
 
 
 def append_axes(values: Tensor, like: Tensor) -> Tensor:

@@ -50,16 +50,17 @@ class AbstractOperator(ABC):
         """Apply the members' weights [m, g, o, i, *taps] to x [r, m, g, i, *s] -> [r, m, g, o, *s']."""
 
     def add_shared_to(self, y: Tensor, scale: float | Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        """Overwrite y [r, m, g, o, *s'] with scale * y + apply_shared(x, weight).
+        """Return scale * y + apply_shared(x, weight); y [r, m, g, o, *s'] may be overwritten.
 
-        If scale is the number 0, y may be uninitialized.
+        If scale is the number 0, y may be uninitialized, and is the result.
         """
         product = self._apply_shared(x[:, :1] if has_equal_members(x) else x, weight)
         if torch.compiler.is_compiling():  # the compiler has no strided out=, but fuses these operations
             return y.copy_(product + y * scale if isinstance(scale, Tensor) or scale else product)
+        out = product if product.shape == y.shape else y  # the product has the memory layout of a batch
         if isinstance(scale, Tensor):
-            return torch.addcmul(product, y, scale, out=y)
-        return torch.add(product, y, alpha=scale, out=y) if scale else y.copy_(product)
+            return torch.addcmul(product, y, scale, out=out)
+        return torch.add(product, y, alpha=scale, out=out) if scale else y.copy_(product)
 
     def apply_with_biases(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
         """Apply the members' weights, and add their biases [m, *bias]."""
@@ -72,6 +73,10 @@ class AbstractOperator(ABC):
         Return None if applying this weight is not a matrix product; kernels for matrices then refuse it.
         """
         return None
+
+    def empty_output(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return uninitialized outputs [r, m, g, o, *s] of a weight for which :meth:`rows` has a view."""
+        return x.new_empty(*x.shape[:3], weight.shape[1], *x.shape[4:])
 
     @abstractmethod
     def from_batch(self, rows: Tensor, members: int) -> Tensor:
@@ -110,66 +115,90 @@ def no_rows_reason(module: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class Linear(AbstractOperator):
-    """A linear layer; axes between rows and features count as repeats."""
+    """A linear layer.
+
+    Tokens are one axis of space: activations [r, m, 1, c, tokens] are views of batches, in which features are
+    contiguous. Methods work on these, with the axis of features last.
+    """
 
     @override
     def _apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
-        return functional.linear(x, weight[0])
+        return _swap_tokens(functional.linear(_swap_tokens(x), weight[0]))
 
     @override
     def add_shared_to(self, y: Tensor, scale: float | Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        is_strided = len(y) > 1 and not y.is_contiguous()
+        sums, rows = _swap_tokens(y), _swap_tokens(x)
+        is_one_each = len(y) == 1 and y.dim() == 4  # noqa: PLR2004  one row of a member, without tokens
+        is_strided = not (is_one_each or sums.is_contiguous())
         is_mixed = not x.dtype == y.dtype == weight.dtype
         if isinstance(scale, Tensor) or is_strided or is_mixed or has_equal_members(x):
             return super().add_shared_to(y, scale, x, weight)
         # addmm adds to its output, which saves a pass over y and a temporary.
-        sums = y[0, :, 0] if len(y) == 1 else y.view(-1, y.shape[3])
-        torch.addmm(sums, x.flatten(0, 2), weight[0].T, beta=scale, out=sums)
+        sums = sums[0, :, 0] if is_one_each else sums.view(-1, y.shape[3])
+        torch.addmm(sums, rows.flatten(0, -2), weight[0].T, beta=scale, out=sums)
         return y
 
     @override
     def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
+        rows = _swap_tokens(x)
         if has_equal_members(x):  # the members' weights are the outputs of one product
-            return functional.linear(x[:, 0, 0], weights.flatten(0, 2)).unflatten(1, weights.shape[:3])
-        if _is_elementwise(len(x), weights):
-            first, *others = weights.unbind(3)
-            y = x[..., :1] * first
+            y = functional.linear(rows[:, 0, 0], weights.flatten(0, 2)).unflatten(-1, weights.shape[:3])
+            return y.movedim(1, 4) if x.dim() > 4 else y  # noqa: PLR2004  with tokens
+        if _is_elementwise(len(x) * x.shape[4:].numel(), weights):
+            # [m, 1, o] broadcasts to outputs without tokens, [m, 1, 1, o] to those with tokens.
+            first, *others = weights.unsqueeze(2).unbind(4) if x.dim() > 4 else weights.unbind(3)  # noqa: PLR2004  tokens
+            y = rows[..., :1] * first
             for index, factor in enumerate(others, start=1):
-                y = torch.addcmul(y, x[..., index : index + 1], factor)  # not in place, for derivatives
-            return y
-        member_rows = x[:, :, 0].transpose(0, 1)  # [m, r, i]: a linear layer has one group
-        return torch.bmm(member_rows, weights[:, 0].mT).transpose(0, 1).unsqueeze(2)
+                y = torch.addcmul(y, rows[..., index : index + 1], factor)  # not in place, for derivatives
+            return _swap_tokens(y)
+        return self._as_activations(torch.bmm(self._member_rows(rows), weights[:, 0].mT), rows)
 
     @override
     def apply_with_biases(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
         if biases is None or not x.dtype == weights.dtype == biases.dtype:
             return super().apply_with_biases(x, weights, biases)
-        member_rows = x[:, :, 0].transpose(0, 1)
-        y = torch.baddbmm(biases.unsqueeze(1), member_rows, weights[:, 0].mT)
-        return y.transpose(0, 1).unsqueeze(2)
+        rows = _swap_tokens(x)
+        y = torch.baddbmm(biases.unsqueeze(1), self._member_rows(rows), weights[:, 0].mT)
+        return self._as_activations(y, rows)
+
+    @staticmethod
+    def _member_rows(rows: Tensor) -> Tensor:
+        """Arrange rows [r, m, 1, *tokens, i] by member: [m, r * tokens, i]; a linear layer has one group."""
+        return rows[:, :, 0].transpose(0, 1).flatten(1, -2)
+
+    @staticmethod
+    def _as_activations(y: Tensor, rows: Tensor) -> Tensor:
+        """Arrange outputs [m, r * tokens, o] of these rows as activations."""
+        y = y.unflatten(1, (len(rows), *rows.shape[3:-1]))
+        return _swap_tokens(y.transpose(0, 1).unsqueeze(2))
 
     @override
     def rows(self, values: Tensor, weight: Tensor) -> Tensor:
-        return values  # the axis of the one group is that of one position
+        # Without tokens the axis of the one group is that of one position.
+        return _swap_tokens(values)[:, :, 0] if values.dim() > 4 else values  # noqa: PLR2004  with tokens
+
+    @override
+    def empty_output(self, x: Tensor, weight: Tensor) -> Tensor:
+        return _swap_tokens(x.new_empty(*x.shape[:3], *x.shape[4:], weight.shape[1]))
 
     @override
     def from_batch(self, rows: Tensor, members: int) -> Tensor:
         if rows.dim() == 2:  # noqa: PLR2004  without tokens
             return rows.view(-1, members, 1, rows.shape[1])
-        # [repeats, members, *tokens, i] -> [repeats * tokens, members, i]
-        x = rows.unflatten(0, (-1, members)).flatten(2, -2)
-        return x.transpose(1, 2).flatten(0, 1).unsqueeze(2)
+        return _swap_tokens(rows.flatten(1, -2).unflatten(0, (-1, members)).unsqueeze(2))
 
     @override
     def to_batch(self, y: Tensor, rows: Tensor) -> Tensor:
-        tokens = rows.shape[1:-1]
-        if tokens:  # [repeats * tokens, members, 1, o] -> [repeats, members, tokens, 1, o]
-            y = y.unflatten(0, (-1, tokens.numel())).transpose(1, 2)
-        return y.reshape(*rows.shape[:-1], y.shape[-1])
+        return _swap_tokens(y).reshape(*rows.shape[:-1], y.shape[3])
 
     @override
     def bias(self, bias: Tensor, y: Tensor) -> Tensor:
-        return bias.unsqueeze(1)
+        return bias.view(len(bias), 1, -1, *[1] * (y.dim() - 4))
+
+
+def _swap_tokens(values: Tensor) -> Tensor:
+    """Swap features and tokens, if there are tokens: [r, m, 1, c, tokens] <-> [r, m, 1, tokens, c]."""
+    return values.mT if values.dim() > 4 else values  # noqa: PLR2004  with tokens
 
 
 def _is_elementwise(rows: int, weights: Tensor) -> bool:
@@ -272,10 +301,25 @@ class Convolution(AbstractConvolution):
     def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
         outputs, inputs = weights.shape[2:4]
         is_wide = weights.dtype.itemsize >= torch.float32.itemsize and not _is_autocast(weights)
-        is_one_product = self.groups == 1 and has_equal_members(x)
-        if x.is_cpu and outputs == 1 < inputs and is_wide and not is_one_product:
+        padding, is_image = self.padding, weights.dim() == 6  # noqa: PLR2004  two axes of taps
+        if x.is_cpu and weights.shape[1] == 1 and has_equal_members(x):
+            if is_image and not isinstance(padding, str):
+                return self._multiply_patches(x[:, 0, 0], weights, padding)
+        elif x.is_cpu and outputs == 1 < inputs and is_wide:
             return self._sum_taps(x, weights[:, :, 0])
         return super().apply_per_member(x, weights)
+
+    def _multiply_patches(self, x: Tensor, weights: Tensor, padding: _Sizes) -> Tensor:
+        """Apply weights [m, 1, o, i, *taps] to images [r, i, *s], up to 12 times as fast as torch on a CPU.
+
+        The members' weights are the outputs of one product with the patches of each image, of which there are
+        few beside the outputs.
+        """
+        taps = weights.shape[4:]
+        patches = functional.unfold(x, taps, self.dilation, padding, self.stride)
+        y = weights.flatten(3).flatten(0, 2) @ patches  # [m * o, i * taps] x [r, i * taps, positions]
+        sizes = [self._shifts(axis, x.shape[2 + axis], count)[0] for axis, count in enumerate(taps)]
+        return y.view(len(x), *weights.shape[:3], *sizes)
 
     def _sum_taps(self, x: Tensor, weights: Tensor) -> Tensor:
         """Apply weights [m, g, i, *taps] of one output channel, 8 to 10 times as fast as torch on a CPU.

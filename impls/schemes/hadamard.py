@@ -142,7 +142,13 @@ class Hadamard(AbstractScheme[HadamardNoise]):
         self, op: AbstractOperator, noise: HadamardNoise, x: Tensor, y: Tensor, sigma: float | Tensor
     ) -> None:
         """Add the members' corrections to their outputs."""
-        x = flip_signs(x, noise.inputs) if noise.taps is None else self._convolve_taps(op, noise, x)
+        if noise.taps is not None:
+            x = self._convolve_taps(op, noise, x)
+        elif x.dim() > 4:  # noqa: PLR2004  tokens, which are rows of their own: channels are contiguous
+            x, y = x.mT.flatten(2, 3), y.mT.flatten(2, 3)
+            sigma = sigma[..., 0] if isinstance(sigma, Tensor) else sigma
+        if noise.taps is None:
+            x = flip_signs(x, noise.inputs)
         channels = x.reshape(-1, x.shape[3], x.shape[4:].numel())
         values = walsh_hadamard_transform(channels, y.shape[3], noise.factor)
         add_with_signs(y, values.reshape(y.shape), noise.outputs, sigma)

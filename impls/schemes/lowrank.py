@@ -11,13 +11,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
-from impls.perturbation.member_ops import append_axes, count_signs, sum_pieces
+from impls.perturbation.member_ops import add_factor_products, append_axes, count_signs, sum_pieces
 from impls.perturbation.noise import Noise, NoiseStream, piece_bytes
 from impls.perturbation.operators import AbstractOperator, TransposedLinear
 from impls.perturbation.scheme import AbstractScheme, Flops, check_choice, check_count
-
-MAX_SEPARATE_TERMS = 4
-"""Up to this rank, rank-one terms are added to the output one by one; above, their sum is computed first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,23 +150,6 @@ class AbstractLowRank(AbstractScheme[Factors | RedrawnFactors]):
         factor_bytes = width * noise.stream.dtype.itemsize
         for start, stop in noise.stream.pieces(factor_bytes, piece_bytes(noise.stream.device)):
             yield slice(start, stop), self.factors(noise.weight, noise.stream.narrow(start, stop))
-
-
-def add_factor_products(y: Tensor, inner: Tensor, up: Tensor) -> None:
-    """Add the product of ``inner`` with each member's factor ``up`` to ``y``, in place.
-
-    The axes are those of :mod:`impls.perturbation.member_ops`.
-
-    Args:
-        y: the output [r, m, g, o, *s], in any memory layout.
-        inner: the rows' products with the factor ``down``, scaled: [r, m, g, k, *s].
-        up: [m, g, k, o].
-    """
-    if up.shape[2] > MAX_SEPARATE_TERMS:
-        y += torch.einsum("rmgk...,mgko->rmgo...", inner, up)
-        return
-    for factor, values in zip(up.unbind(2), inner.unbind(3), strict=True):
-        y.addcmul_(values.unsqueeze(3), append_axes(factor, y[0]))
 
 
 @variant(

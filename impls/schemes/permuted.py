@@ -120,7 +120,9 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
     ) -> Tensor:
         y = op.apply_shared(x, weight)
         if noise.outputs is not None:  # the row of zeros takes the outputs that are not selected
-            x = add_to_channels(x.new_zeros(*x.shape[:3], noise.core.shape[2]), noise.outputs, x)
+            x = add_to_channels(
+                x.new_zeros(*x.shape[:3], noise.core.shape[2], *x.shape[4:]), noise.outputs, x
+            )
         changes = apply_cores(op, x, noise.core, noise.members) * sigma
         return y.add_(changes) if noise.inputs is None else add_to_channels(y, noise.inputs, changes)
 

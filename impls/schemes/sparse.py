@@ -10,9 +10,15 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.perturbation.errors import UnsupportedError
-from impls.perturbation.member_ops import add_to_channels, append_axes, count_signs, take_channels
+from impls.perturbation.member_ops import (
+    add_factor_products,
+    add_to_channels,
+    append_axes,
+    count_signs,
+    take_channels,
+)
 from impls.perturbation.noise import Noise, NoiseStream
-from impls.perturbation.operators import AbstractOperator, TransposedLinear
+from impls.perturbation.operators import AbstractOperator, TransposedLinear, has_equal_members
 from impls.perturbation.scheme import AbstractAdditiveScheme, Flops, check_choice, check_count
 
 
@@ -31,6 +37,9 @@ class SparseNoise(Noise):
     inputs: int
 
 
+MAX_DENSE_INPUTS = 8
+"""Up to this many input channels, a convolution of a batch that all members see is faster on a CPU with dense
+noise, whose product is one for all members."""
 MAX_SINGLE_DRAWS = 8
 """Up to this k, columns are drawn one by one from the remaining ones; above, by sorting random keys."""
 
@@ -75,7 +84,19 @@ class SparsePerturbed(AbstractAdditiveScheme[SparseNoise]):
         )
 
     @override
+    def forward(
+        self, op: AbstractOperator, weight: Tensor, noise: SparseNoise, x: Tensor, sigma: float | Tensor
+    ) -> Tensor:
+        if noise.values.dim() > 4:  # noqa: PLR2004  with taps
+            return super().forward(op, weight, noise, x, sigma)
+        y = op.apply_shared(x, weight)
+        add_factor_products(y, take_channels(x, noise.columns) * sigma, noise.values)
+        return y
+
+    @override
     def correction(self, op: AbstractOperator, noise: SparseNoise, x: Tensor) -> Tensor:
+        if x.is_cpu and x.dim() > 4 and has_equal_members(x) and noise.inputs <= MAX_DENSE_INPUTS:  # noqa: PLR2004  with space
+            return op.apply_per_member(x, self.dense_noise(noise))
         return op.apply_per_member(take_channels(x, noise.columns), noise.values.transpose(2, 3))
 
     @override

@@ -34,6 +34,11 @@ def test_a_convolution_agrees_with_torch(data: st.DataObject) -> None:
     expected = nn.functional.conv2d(rows, weight, None, stride, padding, dilation, groups)
     torch.testing.assert_close(op.to_batch(shared, rows), expected)
     torch.testing.assert_close(batched, shared)
+    # Rows that all members see, with a weight of each member.
+    equal = x[:, :1].expand(-1, members, *x.shape[2:])
+    weights = torch.randn(members, *grouped.shape, generator=generator).double()
+    expected = op.apply_per_member(equal.contiguous(), weights)
+    torch.testing.assert_close(op.apply_per_member(equal, weights), expected)
 
 
 def test_linear_layers_and_scales_agree_with_torch() -> None:
@@ -46,6 +51,11 @@ def test_linear_layers_and_scales_agree_with_torch() -> None:
         batched = linear.apply_per_member(x, matrix.unsqueeze(0).expand(3, 1, 5, 4))
         torch.testing.assert_close(linear.to_batch(shared, rows), nn.functional.linear(rows, matrix))
         torch.testing.assert_close(batched, shared)
+        equal, weights = x[:, :1].expand(-1, 3, *x.shape[2:]), torch.randn(3, 1, 5, 4).double()
+        expected = linear.apply_per_member(equal.contiguous(), weights)
+        torch.testing.assert_close(linear.apply_per_member(equal, weights), expected)
+        for output in (shared, linear.apply_per_member(x[:, :, :, :1], weights[..., :1])):  # the input layout
+            assert linear.to_batch(output, rows).data_ptr() == output.data_ptr(), "outputs were copied"
     rows = torch.randn(6, 4, 2, 3).double()
     for op, shape in ((ChannelAffine(0, 2), (4,)), (ChannelAffine(1, 0), (2, 3))):
         weight = torch.randn(shape).double()
@@ -59,10 +69,14 @@ def test_linear_layers_and_scales_agree_with_torch() -> None:
 SCALES: tuple[Any, ...] = (0.0, 0.3, torch.tensor([0.5, -0.5]).double())
 
 
-@pytest.mark.parametrize("operator", [Linear(), Convolution(padding=1)], ids=str)
-def test_a_product_adds_to_its_output(operator: Any) -> None:
-    """The output becomes scale * output plus the product, also in a strided view; scale 0 overwrites NaN."""
-    space, taps = ((4, 5), (3, 3)) if isinstance(operator, Convolution) else ((), ())
+@pytest.mark.parametrize(
+    ("operator", "space"),
+    [(Linear(), ()), (Linear(), (5,)), (Convolution(padding=1), (4, 5))],
+    ids=["linear", "tokens", "convolution"],
+)
+def test_a_product_adds_to_its_output(operator: Any, space: tuple[int, ...]) -> None:
+    """The result is scale * output plus the product, also in a strided view; scale 0 overwrites NaN there."""
+    taps = (3, 3) if isinstance(operator, Convolution) else ()
     generator = torch.Generator().manual_seed(0)
     for scale, repeats, every in itertools.product(SCALES, (1, 2), (1, 2)):
         factor = scale
@@ -77,5 +91,7 @@ def test_a_product_adds_to_its_output(operator: Any) -> None:
         expected[:, ::every] = product if is_zero else product + factor * y[:, ::every]
         if is_zero:
             y[:, ::every] = torch.nan
-        operator.add_shared_to(y[:, ::every], factor, x, weight)
-        torch.testing.assert_close(y, expected)
+        result = operator.add_shared_to(y[:, ::every], factor, x, weight)
+        torch.testing.assert_close(result, expected[:, ::every])
+        if is_zero:
+            torch.testing.assert_close(y, expected)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from impls import BLOCK, LowRank, LowRankSign, Orthogonal, SparsePerturbed, perturb
+from impls.perturbation.member_ops import MAX_SEPARATE_TERMS
 from impls.perturbation.noise import BlockStream
 from impls.quality.kappa import effective_members
-from impls.schemes.lowrank import MAX_SEPARATE_TERMS, AbstractLowRank, Factors
+from impls.schemes.lowrank import AbstractLowRank, Factors
 from impls.schemes.orthogonal import MEMBERS_PER_DRAW
 from impls.schemes.sparse import MAX_SINGLE_DRAWS, SparseNoise
 from impls.verify.reference import check_close, check_forward, check_update, compute_update

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from impls.perturbation import noise as streams
+from impls.perturbation.member_ops import MAX_SEPARATE_TERMS
 from impls.perturbation.population import perturb
 from impls.perturbation.scheme import AnyScheme
 from impls.schemes import (
@@ -31,7 +32,7 @@ from impls.schemes import (
     dropout,
     hadamard,
 )
-from impls.schemes.lowrank import MAX_SEPARATE_TERMS, Factors, RedrawnFactors
+from impls.schemes.lowrank import Factors, RedrawnFactors
 from impls.schemes.regenerated import StreamNoise
 from impls.verify.reference import compute_update
 from tests.scheme_cases import fill, normal
