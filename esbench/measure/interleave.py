@@ -29,6 +29,9 @@ NARROW = 0.01
 
 VISIT_NS = 2e6
 """A visit lasts at least this long, so that switching between variants does not dominate it."""
+UNTIMED_NS = 2e7
+"""A visit of calls that are shorter than this begins with one that is not timed: caches hold what the variant
+before left there, and its threads may still be waiting for more work."""
 MAX_CALLS = 64
 """The most calls of a visit: every sample is stored."""
 FLAT = 0.002
@@ -129,14 +132,14 @@ class TimedCall:
             self.stop = f"one sample: a call takes longer than the budget of {self._budget_s:g} s"
 
     def visit(self) -> None:
-        """Take the samples of one visit; before several short calls, one more call fills the caches."""
+        """Take the samples of one visit; before short calls, one is not timed."""
         if self.stop:
             return
         self._before()
         start_s = self._clock.seconds()
         try:
             with quiet():
-                if self.warmed.calls > 1:
+                if self.warmed.call_ns < UNTIMED_NS:
                     self._renew()
                     self._call()
                 visit = self._clock.visit(self._call, self.warmed.calls, self._renew)

@@ -89,7 +89,7 @@ def test_an_interrupt_keeps_the_rows_of_the_phases_before_it() -> None:
     """Ctrl-C is not swallowed; complete phases are stored, and the garbage collector is on again."""
     world = World()
     lines: list[Record] = []
-    scheme = FakeScheme("A", world, phases=("forward", "step"), act=raising(KeyboardInterrupt(), after=30))
+    scheme = FakeScheme("A", world, phases=("forward", "step"), act=raising(KeyboardInterrupt(), after=50))
     plan = plan_of(scheme, phases=("forward", "step"))
     with pytest.raises(KeyboardInterrupt):
         run_cases(plan, lines.extend, lambda *_: None, world.tools)

@@ -134,7 +134,7 @@ def test_a_round_has_a_shuffled_order_and_then_its_reverse() -> None:
     logs = []
     for seed in (1, 1, 2):
         world = World()
-        calls = calls_of(world, 0.01, 0.01, 0.01)
+        calls = calls_of(world, 0.03, 0.03, 0.03)
         interleave(calls, order(seed))
         rounds = [world.log[start : start + 6] for start in range(0, len(world.log), 6)]
         for places, visits in zip(zip(*(call.positions for call in calls), strict=True), rounds, strict=True):
@@ -144,6 +144,19 @@ def test_a_round_has_a_shuffled_order_and_then_its_reverse() -> None:
         assert len({tuple(visits) for visits in rounds}) > 1
         logs.append(world.log)
     assert logs[0] == logs[1] != logs[2]
+
+
+@pytest.mark.parametrize(("cost_s", "untimed"), [(0.001, 1), (0.015, 1), (0.03, 0)])
+def test_a_visit_of_short_calls_begins_with_one_that_is_not_timed(cost_s: float, untimed: int) -> None:
+    """Its time is not a sample, and does not count as one of the visit's calls."""
+    world = World(jitter=0.2)
+    (call,) = calls_of(world, cost_s)
+    call.visit()
+    call.visit()
+    call.end_round(0, may_stop=False)
+    (samples,) = call.rounds[LATENCY]
+    assert len(samples) == 2 * call.warmed.calls
+    assert len(world.log) == 2 * (call.warmed.calls + untimed)
 
 
 def test_sampling_ends_with_the_budget_of_a_call() -> None:
@@ -180,7 +193,7 @@ def test_a_variant_that_raises_leaves_the_rounds_of_the_others_aligned() -> None
     """Half a round of the failed variant is dropped; other variants keep all their rounds."""
     world = World(jitter=0.2)
     good = timed(FakeScheme("A", world), world)
-    bad = timed(FakeScheme("B", world, act=raising(ValueError("no"), after=4)), world)
+    bad = timed(FakeScheme("B", world, cost_s=0.03, act=raising(ValueError("no"), after=4)), world)
     interleave([good, bad], order())
     assert len(good.rounds[LATENCY]) == MAX_ROUNDS
     assert len(bad.rounds[LATENCY]) == 1
