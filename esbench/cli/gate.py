@@ -61,7 +61,7 @@ def gate(
     """
     from esbench import store
     from esbench.gate import report, waivers
-    from esbench.gate.decision import USAGE, decide
+    from esbench.gate.decision import decide
     from esbench.gate.records import Settings
     from esbench.gate.revisions import default_base, repository, resolve
 
@@ -93,8 +93,6 @@ def gate(
         with Path(github).open("a", encoding="utf-8") as file:
             file.write(page)
     note(f"written to {out}")
-    if decision.exit_code == USAGE:
-        raise UserError("; ".join(decision.unused))
     if decision.exit_code:
         raise typer.Exit(decision.exit_code)
 

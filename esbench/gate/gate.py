@@ -40,7 +40,7 @@ from esbench.text import first_names
 REPLICATES = "replicates.jsonl"
 """The file of a gate's samples."""
 
-Start = Callable[[Sequence[Orders], Path], Generator[tuple[int, Message]]]
+Start = Callable[[Sequence[Orders], Path], Generator[Message]]
 
 
 @dataclass
@@ -93,28 +93,23 @@ class Gate:
         Raises:
             UserError: a worker fails, there are no cells, or a package is not imported from the revision.
         """
-        now, orders, processes = datetime.now(UTC), self.orders, len(self.cores)
-        shares = [
-            msgspec.structs.replace(orders, process=number, processes=processes)
-            for number in range(processes)
-        ]
+        now, foreign = datetime.now(UTC), ", ".join(self.environment.foreign)
         try:
-            messages = self._messages(shares, "survey")
+            messages = self._messages(len(self.cores), "survey")
             surveys = [message for message in messages if isinstance(message, Surveyed)]
         except WorkerError as error:
             arms = (f"{arm} is {rev.asked}, {rev.commit[:12]}" for arm, rev in self.revisions.items())
             raise UserError(f"{error} ({', '.join(arms)})") from error
         cells = timed_cells(surveys)
-        foreign = ", ".join(self.environment.foreign)
         opening = Opening(
             schema=SCHEMA,
             gate_id=new_run_id("gate", now),
             started=now.isoformat(timespec="seconds"),
-            seed=orders.seed,
-            suite=orders.suite,
+            seed=self.orders.seed,
+            suite=self.orders.suite,
             revisions=dict(self.revisions),
             environment=msgspec.structs.replace(self.environment, threads=THREADS),
-            separate=orders.separate,
+            separate=self.orders.separate,
         )
         return Evidence(
             opening,
@@ -129,40 +124,31 @@ class Gate:
         Raises:
             WorkerError: not all were measured.
         """
-        processes, at_once = self.settings.processes, len(self.cores)
-        orders = [
-            msgspec.structs.replace(
-                self.orders,
-                look=look,
-                process=number,
-                processes=processes,
-                core=self.cores[number % at_once],
-                names=tuple(names),
-                replicates=len(range(number, count, processes)),
-            )
-            for number in range(processes)
-        ]
         missing = Counter(dict.fromkeys(names, count))
-        for start in range(0, processes if names else 0, at_once):
-            label = f"look {look + 1}, process {start + 1} of {processes}"
-            for message in self._messages(orders[start : start + at_once], label):
-                if isinstance(message, Replicate):
-                    missing[message.cell] -= 1
-                    yield message
+        orders = {"look": look, "names": tuple(names), "replicates": count}
+        for message in self._messages(self.settings.processes, f"look {look + 1}", **orders):
+            if isinstance(message, Replicate):
+                missing[message.cell] -= 1
+                yield message
         if +missing:
             raise WorkerError(f"not all replicates were measured: {first_names([*+missing])}")
 
-    def _messages(self, orders: Sequence[Orders], label: str) -> Iterator[Message]:
-        """Run workers at the same time; yield their messages and show their progress."""
-        begun: dict[int, Begin] = {}
-        with contextlib.closing(self.start(orders, Path(self.orders.roots["base"]).parent)) as messages:
-            for number, message in messages:
-                if isinstance(message, Begin):
-                    begun[number] = message
-                    done = sum(begin.done for begin in begun.values())
-                    total = sum(begin.total for begin in begun.values())
-                    self.progress(done, total, f"{label}: {message.subject}")
-                yield message
+    def _messages(self, processes: int, label: str, **orders: object) -> Iterator[Message]:
+        """Run workers with these orders, one on each core at a time; yield their messages, show progress."""
+        at_once, folder = len(self.cores), Path(self.orders.roots["base"]).parent
+        shares = [
+            msgspec.structs.replace(
+                self.orders, process=number, processes=processes, core=self.cores[number % at_once], **orders
+            )
+            for number in range(processes)
+        ]
+        for start in range(0, processes, at_once):
+            with contextlib.closing(self.start(shares[start : start + at_once], folder)) as messages:
+                for message in messages:
+                    if isinstance(message, Begin):
+                        part = f"{label}, process {start + 1} of {processes}"
+                        self.progress(message.done, message.total, f"{part}: {message.subject}")
+                    yield message
 
 
 def timed_cells(surveys: Sequence[Surveyed]) -> list[Cell]:

@@ -7,17 +7,18 @@ repository, and come before all that are, are imported once for both.
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
 from esbench.errors import UserError
 from esbench.gate.records import ARMS, Arm
 from esbench.measure.validation import TorchState
-from esbench.registry import LOADED, REGISTRY, Entry, Suite, installed_packages, load
+from esbench.registry import LOADED, REGISTRY, installed_packages, load
 from esbench.workload import WrongResultError
 
 SHARED: tuple[object, ...] = (torch, torch.Tensor, torch.nn.functional, torch.linalg, torch.nn.Linear)
@@ -26,14 +27,12 @@ SHARED: tuple[object, ...] = (torch, torch.Tensor, torch.nn.functional, torch.li
 
 @dataclass
 class Tree:
-    """The state of the process while a revision is active: modules, and the content of the registry."""
+    """The state of the process while a revision is active: the registry, loaded packages, and modules."""
 
     root: str
-    modules: dict[str, ModuleType]
-    entries: dict[str, Entry]
-    suites: dict[str, Suite]
-    reserved: set[str]
+    registry: dict[str, Any]
     loaded: dict[str, str]
+    modules: dict[str, ModuleType] = field(default_factory=dict)
 
 
 class Trees:
@@ -55,15 +54,12 @@ class Trees:
             load(name)
         known = {path.stem for root in roots.values() for path in Path(root).iterdir()} | set(names[first:])
         self._names = {name for name in known if name not in sys.modules}
-        self._active = Tree("", {}, REGISTRY.entries, REGISTRY.suites, REGISTRY.reserved, {**LOADED})
         self._modules = 0
-        shared = self._active
+        self._active = shared = Tree("", {**vars(REGISTRY)}, {**LOADED})
         self.arms: dict[Arm, Tree] = {}
         for arm in order:
-            tree = Tree(
-                roots[arm], {}, {**shared.entries}, {**shared.suites}, {*shared.reserved}, {**shared.loaded}
-            )
-            self.arms[arm] = tree
+            registry = {kind: registered.copy() for kind, registered in shared.registry.items()}
+            tree = self.arms[arm] = Tree(roots[arm], registry, {**shared.loaded})
             self.activate(arm)
             before, state = dict(_functions()), TorchState()
             try:
@@ -71,20 +67,14 @@ class Trees:
                     load(name)
                 state.check()
             except (UserError, WrongResultError) as error:
-                if arm == order[0]:
-                    raise UserError(f"{arm} cannot be loaded: {error}") from error
-                raise UserError(
-                    f"{arm} cannot be loaded after {order[0]}, in the same process: {error}: if it cannot be "
-                    "loaded because its copy is, as a C extension or an operator of torch.library, gate with "
-                    "--separate"
-                ) from error
+                alone = f"if it can be loaded without {order[0]} in the same process, gate with --separate"
+                advice = f": {alone}" if arm != order[0] else ""
+                raise UserError(f"{arm} cannot be loaded: {error}{advice}") from error
             tree.loaded = {**LOADED}
-            for key, function in _functions():
-                if before.get(key, function) is not function and len(order) > 1:
-                    raise UserError(
-                        f"{arm} replaces {key}, which both revisions use: leave it unchanged, or gate with "
-                        "--separate"
-                    )
+            replaced = [key for key, function in _functions() if before.get(key, function) is not function]
+            if replaced and len(order) > 1:
+                advice = "leave it unchanged, or gate with --separate"
+                raise UserError(f"{arm} replaces {replaced[0]}, which both revisions use: {advice}")
 
     def activate(self, arm: Arm) -> None:
         """Make a revision the one whose modules and variants are found."""
@@ -101,7 +91,7 @@ class Trees:
         self._modules = len(sys.modules)
         sys.path[:] = [tree.root, *(path for path in sys.path if path != old.root)]
         os.chdir(tree.root)  # a plug-in file is named relative to the top folder
-        REGISTRY.entries, REGISTRY.suites, REGISTRY.reserved = tree.entries, tree.suites, tree.reserved
+        vars(REGISTRY).update(tree.registry)
         LOADED.clear()
         LOADED.update(tree.loaded)
         self._active = tree

@@ -80,9 +80,9 @@ class Orders(Strict, frozen=True, kw_only=True):
         plugins: modules or files that register variants.
         look: the look for which replicates are measured.
         process: the number of this worker among those of the survey or the look, from 0.
-        processes: how many there are; in a survey each checks its share of the variants.
+        processes: how many there are; they share the variants of a survey, and the replicates of a look.
         names: the names of the cells and controls to time; empty for a survey.
-        replicates: replicates of each of them in this worker.
+        replicates: replicates of each of them in this look.
     """
 
     roots: dict[Arm, str]

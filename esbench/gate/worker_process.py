@@ -110,8 +110,8 @@ class WorkerProcess:
 
 def run_workers(
     orders: Sequence[Orders], folder: Path, program: Sequence[str] = WORKER
-) -> Generator[tuple[int, Message]]:
-    """Run workers at the same time; yield their numbers and messages as they come, until all are done.
+) -> Generator[Message]:
+    """Run workers at the same time; yield their messages as they come, until all are done.
 
     Their files are in a new folder inside ``folder``. At the end, also after an error or an interrupt, all
     workers are killed and their files deleted.
@@ -126,6 +126,6 @@ def run_workers(
             stack.callback(workers[-1].stop)
         while not all(worker.has_ended for worker in workers):
             time.sleep(POLL_S)
-            for number, worker in enumerate(workers):
+            for worker in workers:
                 if not worker.has_ended:
-                    yield from ((number, message) for message in worker.messages())
+                    yield from worker.messages()

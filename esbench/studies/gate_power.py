@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, variance
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -125,22 +125,19 @@ def measure(gate: Gate, results: Path, processes: int = PROCESSES, replicates: i
     return store.write_document(study, folder / f"{opening.gate_id}.json")
 
 
-class Shares(NamedTuple):
-    """The parts of the variance of log ratios, mean over cells."""
+def variances(cells: Sequence[CellLogs], trim: float) -> tuple[float, float]:
+    """Return the variance between replicates of a process, and that between processes, means over cells.
 
-    set_ups: float
-    processes: float
-
-
-def shares_of_variance(cells: Sequence[CellLogs], trim: float) -> Shares:
-    """Split the variance of a replicate by analysis of variance, from trimmed means and their errors."""
-    set_ups, processes = [], []
+    They are split by analysis of variance, from trimmed means and their errors. The latter is a difference,
+    so chance can make it negative.
+    """
+    replicates, processes = [], []
     for cell in cells:
         estimates = [trimmed(log_ratios, trim) for log_ratios in cell.log_ratios]
         error = fmean(estimate.variance for estimate in estimates)
-        set_ups.append(error * len(cell.log_ratios[0]))
+        replicates.append(error * len(cell.log_ratios[0]))
         processes.append(variance(estimate.mean for estimate in estimates) - error)
-    return Shares(fmean(set_ups), fmean(processes))
+    return fmean(replicates), fmean(processes)
 
 
 # Drawn suites
@@ -221,11 +218,6 @@ _POWER = (
     "*Found in*: suites in which that FAILs, for nothing those with any FAIL, which are false alarms, with "
     "the interval of Clopper and Pearson (1934)."
 )
-_SHARES = (
-    "Standard deviations of the log of head / base, root mean square over cells: between the replicates of a "
-    "process, that is by set-ups and by disturbed rounds, and between processes beyond that. The latter is a "
-    "difference of variances, so chance can make it negative."
-)
 
 
 def page(studies: Sequence[GateStudy]) -> str:
@@ -234,13 +226,13 @@ def page(studies: Sequence[GateStudy]) -> str:
     for study in studies:
         parts += [f"## {escape(study.opening.environment.device_name)}", _facts(study)]
         parts += ["### Power", _power_table(study.results), _POWER]
-        parts += ["### Shares of the variance", _shares_table(study), _SHARES]
     return join(parts)
 
 
 def _facts(study: GateStudy) -> str:
     opening, settings, by_process = study.opening, study.settings, study.cells[0].log_ratios
     looks = ", ".join(map(str, settings.looks))
+    replicates, processes = variances(study.cells, settings.trim)
     facts = (
         f"suite {opening.suite}",
         f"{len(study.cells)} cells, {len(by_process[0])} replicates in each of {len(by_process)} processes",
@@ -248,6 +240,8 @@ def _facts(study: GateStudy) -> str:
         f"revision {opening.revisions['head'].commit[:7]} in both arms",
         f"the gate looks after {looks} replicates",
         f"its margin is {percent(settings.margin)}, and its family-wise level {percent(settings.alpha)}",
+        f"replicates of a cell in a process have a standard deviation of {percent(math.sqrt(replicates))}",
+        f"processes add {percent(processes / (replicates + processes))} of all variance",
     )
     return origin(opening.gate_id, opening.started, opening.environment, facts)
 
@@ -270,13 +264,3 @@ def _power_table(results: Sequence[Result]) -> str:
             }
         )
     return table([*rows[0]], [[*row.values()] for row in rows])
-
-
-def _shares_table(study: GateStudy) -> str:
-    shares = shares_of_variance(study.cells, study.settings.trim)
-    total = sum(shares)
-    rows = [
-        (name, f"{100 * math.copysign(math.sqrt(abs(share)), share):.2f} %", percent(share / total))
-        for name, share in zip(("set-ups in a process", "processes"), shares, strict=True)
-    ]
-    return table(("between", "standard deviation", "share of the variance"), rows)

@@ -121,10 +121,10 @@ def replay(measured: Evidence, dies_in: str = "") -> Start:
                 yield Replicate(orders.look, orders.process, name, ARMS[:1], *arms)
         yield End()
 
-    def start(orders: Sequence[Orders], folder: Path) -> Generator[tuple[int, Message]]:
+    def start(orders: Sequence[Orders], folder: Path) -> Generator[Message]:
         assert folder
-        for number, order in enumerate(orders):
-            yield from ((number, message) for message in messages(order))
+        for order in orders:
+            yield from messages(order)
 
     return start
 

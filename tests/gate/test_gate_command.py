@@ -181,7 +181,7 @@ def test_bad_usage_ends_in_one_line_and_exit_code_2(
     )
     monkeypatch.chdir(tmp_path)
     workspace.out.unlink()
-    assert f"{tmp_path.resolve()} is not in a git repository" in workspace.run("--base", "HEAD").only_line
+    assert "not a git repository" in workspace.run("--base", "HEAD").only_line
 
 
 def test_an_interrupt_leaves_nothing_behind(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

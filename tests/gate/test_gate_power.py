@@ -1,5 +1,6 @@
 """The study of the gate: its stored data, its drawn suites and its page."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -49,12 +50,12 @@ def test_drawn_suites_find_planted_slowdowns_and_nothing_else() -> None:
     assert (unclear.inconclusive, unclear.found) == (20, 0)
 
 
-def test_the_variance_is_split_between_set_ups_and_processes() -> None:
+def test_the_variance_is_split_between_replicates_and_processes() -> None:
     """Each part is that of the invented cells."""
     for between in (0.0, 0.02):
-        parts = gate_power.shares_of_variance(cells(0.03, 200, between), SETTINGS.trim)
-        assert parts.set_ups == pytest.approx(0.03**2, rel=0.2)
-        assert parts.processes == pytest.approx(between**2, abs=0.03**2 / 100)
+        replicates, processes = gate_power.variances(cells(0.03, 200, between), SETTINGS.trim)
+        assert replicates == pytest.approx(0.03**2, rel=0.2)
+        assert processes == pytest.approx(between**2, abs=0.03**2 / 100)
 
 
 def test_a_page_has_the_results_of_the_newest_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +75,9 @@ def test_a_page_has_the_results_of_the_newest_study(tmp_path: Path, monkeypatch:
     rows = [[cell.strip() for cell in line.split("|")[1:8]] for line in text.splitlines() if "|" in line]
     assert ["nothing", "0 %", "60", "0 %", "0 % to 5.96 %", "at most 1.00 %", "0"] in rows
     assert ["one cell", "5.00 %", "20", "100 %"] in [row[:4] for row in rows]
-    assert {"set-ups in a process", "processes"} <= {row[0] for row in rows}
+    assert re.search(
+        r"have a standard deviation of 0\.01\d+ %; processes add -?[.\d]+ % of all variance", text
+    )
     with pytest.raises(UserError, match="no variant of the suite is computed correctly"):
         study(tmp_path / "new", evidence(rows=[surveyed(ABLE, "head")]))
     assert gate_power.render(tmp_path / "empty", tmp_path) == []

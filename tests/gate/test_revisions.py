@@ -99,7 +99,7 @@ def test_a_revision_is_any_name_of_a_commit(top: Path, tmp_path: Path) -> None:
     git(top, "branch", "--quiet", "-m", "main", "trunk")
     with pytest.raises(GitError, match="name a revision with --base"):
         default_base(top, "HEAD")
-    with pytest.raises(GitError, match=rf"{tmp_path.resolve()} is not in a git repository: run"):
+    with pytest.raises(GitError, match="not a git repository"):
         gate_revisions.repository(tmp_path)
 
 
