@@ -76,6 +76,8 @@ class Gate:
             file.write(msgspec.json.Encoder().encode_lines([evidence.opening, *evidence.surveys]))
             for look, count in enumerate(settings.new_replicates):
                 new: dict[str, list[float]] = {name: [] for name in open_names(evidence.log_ratios, settings)}
+                if not new:
+                    break
                 try:
                     for replicate in self.replicates(look, count, new):
                         file.write(msgspec.json.encode(replicate) + b"\n")

@@ -5,6 +5,7 @@ Fake workers have the fault; everything else is the gate's own code, without git
 
 import datetime as dt
 from collections import Counter
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from esbench.errors import UserError
 from esbench.gate import waivers
 from esbench.gate.decision import Evidence, decide
 from esbench.gate.gate import REPLICATES
-from esbench.gate.records import ARMS, MORE, SAME, Opening, Replicate, Settings, Surveyed
+from esbench.gate.records import ARMS, MORE, SAME, Message, Opening, Orders, Replicate, Settings, Surveyed
 from tests.gate.gate_cases import ABLE, BAKER, CELLS, DOG, evidence, fake_gate, replay, surveyed, surveys
 from tests.gate.gate_cases import CONTROLS as MEASURED
 
@@ -119,6 +120,21 @@ def test_every_sample_is_on_disk(tmp_path: Path) -> None:
         **{(BAKER.name, look): count for look, count in enumerate(Settings().new_replicates)},
     }
     assert {replicate.process for replicate in replicates} == {*range(Settings().processes)}
+
+
+def test_no_process_starts_after_all_cells_are_decided(tmp_path: Path) -> None:
+    """Two survey, and four measure the first look."""
+    measured, started = evidence(), list[Orders]()
+
+    def start(orders: Sequence[Orders], folder: Path) -> Generator[Message]:
+        started.extend(orders)
+        yield from replay(measured)(orders, folder)
+
+    fake_gate(tmp_path, start).run(tmp_path)
+    assert [(orders.process, orders.processes, bool(orders.names)) for orders in started] == [
+        *((number, 2, False) for number in range(2)),
+        *((number, 4, True) for number in range(4)),
+    ]
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
