@@ -17,8 +17,8 @@ NESGPU_CONV2D = (
 )
 """Columns of NESgpu's tables: (out, in) and (out, in, kernel, input size), without padding."""
 
-PLAIN = ("*", "!Fused*", "!Compiled*")
-"""Schemes in plain torch, and the baselines; kernels have their own suite."""
+PLAIN = ("*", "!Fused*", "!Compiled*", "!Addmm*")
+"""Schemes in plain torch, and the baselines; kernels and what they are compared with have their own suite."""
 
 QUICK = (
     *PLAIN,
@@ -183,7 +183,7 @@ SUITES = (
     Suite(
         name="gate_cuda",
         description="what `esbench gate` compares on a GPU: Linear(1024, 1024) and a Conv2d, 1024 members",
-        variants=("*", "!Compiled*"),  # a gate starts many processes, each of which would compile
+        variants=("*", "!Compiled*", "!Addmm*"),  # a gate starts many processes, each of which would compile
         cases=(linear(1024, 1024), conv2d(64, 64, (3, 3), (32, 32), members=256)),
         phases=("sample", "forward", "update"),
         cell_s=0.6,
@@ -198,7 +198,7 @@ SUITES = (
         description="fused kernels and the schemes that they compute, for a GPU",
         variants=(
             "Fused*",
-            *("LowRank*", "Hadamard", "SparsePerturbed*", "Permuted*", "Flipped*"),
+            *("LowRank*", "AddmmLowRank*", "Hadamard", "SparsePerturbed*", "Permuted*", "Flipped*"),
             *("Dropout*", "Regenerated*", "Binary*", "Base", "Naive"),
         ),
         cases=(

@@ -6,6 +6,7 @@ from impls.schemes.regenerated import Regenerated, RegeneratedSign
 from impls.schemes.noise_table import NoiseTable
 from impls.schemes.sparse import SparsePerturbed
 from impls.schemes.lowrank import LowRank, LowRankSign
+from impls.schemes.lowrank_addmm import AddmmLowRank
 from impls.schemes.orthogonal import Orthogonal
 from impls.schemes.permuted import Permuted
 from impls.schemes.flipped import Flipped, FlippedSign
@@ -18,6 +19,7 @@ from impls.schemes.torch_baselines import Loop, Vmap
 # isort: on
 
 __all__ = [
+    "AddmmLowRank",
     "Binary",
     "BinaryMixture",
     "Compiled",

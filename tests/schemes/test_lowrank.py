@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from impls import BLOCK, LowRank, LowRankSign, Orthogonal, SparsePerturbed, perturb
 from impls.perturbation.member_ops import MAX_SEPARATE_TERMS
 from impls.perturbation.noise import BlockStream
+from impls.perturbation.operators import Linear
 from impls.quality.kappa import effective_members
 from impls.schemes.lowrank import AbstractLowRank, Factors
+from impls.schemes.lowrank_addmm import AddmmLowRank
 from impls.schemes.orthogonal import MEMBERS_PER_DRAW
 from impls.schemes.sparse import MAX_SINGLE_DRAWS, SparseNoise
 from impls.verify.reference import check_close, check_forward, check_update, compute_update
@@ -230,3 +232,22 @@ def test_many_columns_agree_with_the_reference() -> None:
         population = perturb(module, scheme, members=3, sigma=0.1, antithetic=True)
         check_forward(population, normal(6, MAX_SINGLE_DRAWS + 3), range(3))
         check_update(population, normal(6, MAX_SINGLE_DRAWS + 3), range(3))
+
+
+def test_a_product_adds_itself_to_a_low_rank_correction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's product is computed onto the correction, in one call and without a copy."""
+    layer, written = torch.Size((1, 4, 5)), []
+    for rank in (1, 3, MAX_SEPARATE_TERMS + 2):
+        scheme, x, weight = AddmmLowRank(rank), normal(2, 7, 1, 5), normal(*layer)
+        noise = scheme.sample(weight, make_stream(range(7)))
+        expected = LowRank(rank).forward(Linear(), weight, noise, x, 0.1)
+
+        def addmm(y: Tensor, left: Tensor, right: Tensor, *, beta: float, out: Tensor) -> Tensor:
+            assert out is y
+            written.append(y.data_ptr())
+            return y.mul_(beta).add_(left @ right)
+
+        monkeypatch.setattr(torch, "addmm", addmm)
+        y = scheme.forward(Linear(), weight, noise, x, 0.1)
+        torch.testing.assert_close(y, expected)
+        assert written.pop() == y.data_ptr()

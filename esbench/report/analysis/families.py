@@ -7,6 +7,7 @@ _FAMILY_OF = {
     "NoiseTable": "dense noise",
     "LowRank": "low rank",
     "LowRankSign": "low rank",
+    "AddmmLowRank": "low rank",
     "Orthogonal": "low rank",
     "SparsePerturbed": "sparse",
     "Permuted": "shared core",
