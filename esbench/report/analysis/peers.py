@@ -28,6 +28,7 @@ _LIBRARIES = {
     "Evosax": "evosax",
     "TorchEggroll": "torcheggroll",
     "VmapByHand": "torch.func.vmap",
+    "BatchedProducts": "torch.baddbmm by hand",
     "LoopOverMembers": "plain loop",
     "Backpropagation": "backpropagation",
 }

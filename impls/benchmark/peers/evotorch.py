@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.benchmark.peers.networks import OPERATORS
+from impls.benchmark.peers.torch_func import PART
 from impls.benchmark.peers.workload import (
     AbstractLibrary,
     AbstractOpenSearch,
@@ -46,7 +47,7 @@ class EvoTorchSearch(AbstractOpenSearch):
         def loss(parameters: Tensor) -> Tensor:
             return cross_entropy(self._network(parameters, x), self._task.y)
 
-        losses: Tensor = torch.func.vmap(loss)(drawn)
+        losses: Tensor = torch.func.vmap(loss, chunk_size=PART)(drawn)
         return losses
 
     @override
@@ -73,7 +74,10 @@ class EvoTorchSearch(AbstractOpenSearch):
 )
 @dataclass(frozen=True)
 class EvoTorch(AbstractLibrary):
-    """Functional PGPE with symmetric sampling, centered ranks, SGD and a constant sigma."""
+    """Functional PGPE with symmetric sampling, centered ranks, SGD and a constant sigma.
+
+    ``vmap`` evaluates 128 members at a time.
+    """
 
     NAME: ClassVar[str] = "evotorch"
 

@@ -33,10 +33,11 @@ SCHEMES = {
 
 
 class PopulationSearch(AbstractOpenSearch):
-    """A population and its optimizer; ``part`` pairs are evaluated at a time, 0 for all."""
+    """A population and its optimizer; ``part`` pairs see ``rows`` rows at a time, 0 for all."""
 
-    def __init__(self, task: Task, scheme: str, part: int = 0) -> None:
+    def __init__(self, task: Task, scheme: str, part: int = 0, rows: int = 0) -> None:
         self._task, self._number, self._part = task, 0, part or task.pairs
+        self._rows = rows or len(task.y)
         self._model = copy.deepcopy(task.model).requires_grad_()
         self._population = perturb(
             self._model,
@@ -63,10 +64,12 @@ class PopulationSearch(AbstractOpenSearch):
 
     def _losses(self, noise: PopulationNoise, x: Tensor) -> Tensor:
         """Return the losses of a part of the members [2, members]."""
-        population, y = self._population, self._task.y
-        logits = population(population.rows(x, noise), noise=noise)
-        per_row = cross_entropy(logits, population.rows(y, noise), reduction="none")
-        return population.fitness(per_row, noise)
+        population, total = self._population, torch.zeros(())
+        for some_x, some_y in zip(x.split(self._rows), self._task.y.split(self._rows), strict=True):
+            logits = population(population.rows(some_x, noise), noise=noise)
+            per_row = cross_entropy(logits, population.rows(some_y, noise), reduction="none")
+            total = total + population.fitness(per_row, noise) * (len(some_x) / len(x))
+        return total
 
     @override
     def member(self, drawn: list[PopulationNoise], index: int) -> Tensor:
@@ -91,21 +94,23 @@ class PopulationSearch(AbstractOpenSearch):
         return parameters_to_vector(self._model.parameters()).detach()
 
 
+@variant(operators=OPERATORS, scheme="SparsePerturbed", part=BLOCK, rows=8, source="ours: docs/training.md")
 @variant(operators=OPERATORS, scheme="LowRank", part=BLOCK, source="ours: docs/training.md")
 @variant(operators=OPERATORS, scheme=tuple(SCHEMES), source="ours: docs/training.md")
 @dataclass(frozen=True)
 class Esbench(AbstractPeer):
     """``impls.perturb`` with one of esbench's schemes for the weights; biases have dense noise.
 
-    ``part`` pairs are evaluated at a time, so that their activations stay in the cache; 0 for all.
+    ``part`` pairs see ``rows`` rows at a time, so that their activations stay in the cache; 0 for all.
     """
 
     scheme: str
     part: int = 0
+    rows: int = 0
 
     @override
     def search(self, task: Task) -> AbstractSearch:
-        return PopulationSearch(task, self.scheme, self.part)
+        return PopulationSearch(task, self.scheme, self.part, self.rows)
 
     @override
     def effective_members(self, task: Task, x: Tensor) -> float | None:
