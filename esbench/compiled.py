@@ -4,6 +4,7 @@
 renews.
 """
 
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,6 +74,9 @@ class Code(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 PROCESSORS = 132
 """Multiprocessors of an H100 or H200."""
+REGISTERS, SHARED_BYTES, RESERVED_BYTES = 65_536, 228 * 1024, 1024
+"""Registers and shared memory of each of them, and bytes that a program takes besides its own."""
+THREADS_OF_WARP = 32
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -115,6 +119,12 @@ class CompiledKernel(
     shared_bytes: int
     code: Code
     work: Work | None = None
+
+    @property
+    def fitting_programs(self) -> int:
+        """Number of programs that fit on a multiprocessor."""
+        by_registers = REGISTERS // (THREADS_OF_WARP * self.warps * 8 * math.ceil(self.registers / 8))
+        return min(by_registers, SHARED_BYTES // (self.shared_bytes + RESERVED_BYTES))
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -21,9 +21,6 @@ MEMORY_BYTES = 4.8e12
 """Bytes a second that the memory reads and writes."""
 CACHE_BYTES = 64
 """Bytes in a cycle that a multiprocessor loads from the L2 cache."""
-REGISTERS, SHARED_BYTES, RESERVED_BYTES = 65_536, 228 * 1024, 1024
-"""Of a multiprocessor; the last are shared memory that each program takes besides its own."""
-THREADS_OF_WARP = 32
 
 # Assumptions of estimates
 
@@ -86,7 +83,8 @@ def estimate_ns(kernel: CompiledKernel, work: Work) -> float:
         tensor_ns = 1e9 * step.flops * kernel.warps / (TENSOR_FLOPS / PROCESSORS)
         tile_ns += count * max(tensor_ns, _issue_ns(kernel, step), step_load_ns)
         loads_ns += count * step_load_ns
-    one_after_another_ns = rounds * tile_ns / _programs_at_once(kernel)
+    at_once = max(1, min(kernel.fitting_programs, math.ceil(work.programs / PROCESSORS)))
+    one_after_another_ns = rounds * tile_ns / at_once
     overlapped_ns = max(imbalance * max(smallest.flops_ns, smallest.issue_ns), rounds * loads_ns)
     return max(memory_ns, overlapped_ns, one_after_another_ns)
 
@@ -94,13 +92,6 @@ def estimate_ns(kernel: CompiledKernel, work: Work) -> float:
 def _issue_ns(kernel: CompiledKernel, executed: Executed) -> float:
     """Return the time in which a multiprocessor issues what the warps of a program execute."""
     return 1e9 * executed.instructions * kernel.warps / (SCHEDULERS * CLOCK_HZ)
-
-
-def _programs_at_once(kernel: CompiledKernel) -> int:
-    """Return how many programs fit on a multiprocessor."""
-    by_registers = REGISTERS // (THREADS_OF_WARP * kernel.warps * 8 * math.ceil(kernel.registers / 8))
-    by_memory = SHARED_BYTES // (kernel.shared_bytes + RESERVED_BYTES)
-    return max(1, min(by_registers, by_memory))
 
 
 # Kernels of the goals

@@ -251,9 +251,16 @@ def is_before_hopper(device: torch.device) -> bool:
     return device.type != "cpu" and not can_begin_early(device)
 
 
+INTERPRETED_PROCESSORS = 2
+"""Multiprocessors without a GPU: few, so that the interpreter's programs compute several tiles, too."""
+
+
 def programs_of(tiles: int, tiling: Tiling, device: torch.device) -> tuple[int]:
-    """Return the grid of a kernel whose programs compute several tiles one after another."""
-    multiprocessors = 2  # so that the interpreter's programs compute several tiles, too
+    """Return the grid of a kernel whose programs compute tiles one after another.
+
+    Several programs on each multiprocessor, see :attr:`Tiling.programs`, hide how each one ends its tiles.
+    """
+    multiprocessors = INTERPRETED_PROCESSORS
     if device.type == "cuda":
         multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     return (min(tiles, multiprocessors * tiling.programs),)

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from esbench.compiled import FILE, PROCESSORS, RENEW, Code, CompiledKernel, Work
+from impls.kernels.gemm import INTERPRETED_PROCESSORS
 from impls.kernels.optional_triton import TensorDescriptor
 
 PATH = Path(__file__).parents[2] / FILE
@@ -79,7 +80,7 @@ def work_of(kernel: str, arguments: Mapping[str, Any], grid: tuple[int, ...], co
     tiles = programs = math.prod(grid)
     if "pair" in arguments:  # programs loop over tiles
         tiles = arguments["out"].tiles_m * arguments["out"].tiles_n
-        programs = min(tiles, PROCESSORS)
+        programs = min(tiles, PROCESSORS * math.ceil(grid[0] / INTERPRETED_PROCESSORS))
     loops = code.main if len(counts) < len(code.steps) else range(len(code.steps))
     if len(loops) != len(counts):
         return None

@@ -34,7 +34,8 @@ class Tiling(NamedTuple):
             cache.
         num_warps: warps of a program.
         num_stages: depth of the software pipeline of loads.
-        programs: programs on each multiprocessor of a kernel that loops over tiles.
+        programs: programs on each multiprocessor of a kernel that loops over tiles. While one of them ends a
+            tile, another one multiplies, if both fit into registers and shared memory.
     """
 
     block_m: int = 128
