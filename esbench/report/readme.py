@@ -29,6 +29,7 @@ from esbench.report.tables.table import Section
 from esbench.schema import Phase, Run
 from esbench.store import read_run, run_files, run_name, summarize_problems
 from esbench.studies import kernel_limits
+from esbench.studies.convolution_limits import convolution_table
 from esbench.studies.digits import trained_with
 from esbench.studies.kernels import newest_runs
 from esbench.text import escape, one_line
@@ -187,6 +188,14 @@ class Page:
         runs = [self._run(str(path.relative_to(self.root))) for path in files]
         origin = f"Compiled by triton {record.triton} for compute capability 9.0."
         return f"\n{origin}\n\n{kernel_limits.tables(record, newest_runs(runs))}\n"
+
+    def convolution_limits(self) -> str:
+        """Return the floors of convolutions with noise.
+
+        Raises:
+            UserError: the record of compiled kernels cannot be read.
+        """
+        return f"\n{convolution_table(compiled.read(self.root / compiled.FILE))}\n\n"
 
     def excerpt(self, file: str, heading: str) -> str:
         """Return the first table below a heading of a generated page.
