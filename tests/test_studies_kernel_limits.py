@@ -62,7 +62,9 @@ def test_an_estimate_adds_what_nothing_hides() -> None:
     alone = estimate_ns(KERNEL, WORK)
     assert alone == pytest.approx(product_ns + 2 * 1755 * 2 / CLOCK_HZ * 1e9)
     small = msgspec.structs.replace(KERNEL, shared_bytes=100_000, registers=128)
-    assert estimate_ns(small, WORK) == pytest.approx(product_ns)  # two programs on each multiprocessor
+    twice = msgspec.structs.replace(WORK, programs=256)
+    assert estimate_ns(small, twice) == pytest.approx(product_ns)  # two programs on each multiprocessor
+    assert estimate_ns(small, WORK) == estimate_ns(KERNEL, twice) == alone  # not launched, or not fitting
     slow = msgspec.structs.replace(KERNEL.code, steps=(Executed(0, 0), Executed(2000, FLOPS)))
     assert estimate_ns(msgspec.structs.replace(KERNEL, code=slow), WORK) == pytest.approx(
         2 * (16 * 2000 + 1755) * 2 / CLOCK_HZ * 1e9
