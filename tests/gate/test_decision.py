@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esbench.gate.decision import Evidence, exit_code, open_names
+from esbench.gate.decision import Evidence, bounds, exit_code, mean_over_cells, open_names, trimmed
 from esbench.gate.gate import timed_cells
 from esbench.gate.records import ARMS, MEAN, MORE, SAME, Decision, Metric, Settings, Surveyed, Verdict
 from tests.gate.gate_cases import (
@@ -45,10 +45,9 @@ def test_a_cell_that_is_shown_to_be_slower_fails() -> None:
     assert (time_of(decision), decision.exit_code) == ("FAIL", 1)
     slower, mean = (verdict for verdict in decision.verdicts if verdict.status != "PASS")
     assert (slower.cell, mean.cell) == (BAKER.name, MEAN)
-    bounds = slower.bounds
-    assert bounds is not None
-    assert bounds.effect == pytest.approx(0.02, abs=1e-6)
-    assert (bounds.replicates, bounds.low > SETTINGS.margin) == (SETTINGS.looks[0], True)
+    assert slower.bounds is not None
+    assert slower.bounds.effect == pytest.approx(0.02, abs=1e-6)
+    assert (slower.bounds.replicates, slower.bounds.low > SETTINGS.margin) == (SETTINGS.looks[0], True)
     for share, status in ((0.0, "PASS"), (0.0048, "PASS"), (0.0052, "FAIL")):  # the margin
         assert time_of(decided(evidence({BAKER.name: share}))) == status
     for margin in (0.0, 0.019, 0.021, 0.04):  # the control with 2 % more work must still be found
@@ -101,12 +100,17 @@ def test_the_mean_of_all_cells_is_tested() -> None:
         assert decision.exit_code == (status == "FAIL")
 
 
-def test_a_larger_family_is_tested_at_a_stricter_level() -> None:
-    """A cell that would fail alone passes among many others."""
-    shares = {ABLE.name: 0.0106}
-    assert time_of(decided(evidence(shares, rows=surveys([ABLE]), noise=0.0094)), ABLE.name) == "FAIL"
-    many = surveys([ABLE, *(cell(f"C{index}") for index in range(200))])
-    assert time_of(decided(evidence(shares, rows=many, noise=0.0094)), ABLE.name) == "PASS"
+def test_the_level_is_shared_by_cells_mean_and_looks() -> None:
+    """Each lower bound is at the level of its test; a control is tested at the whole level."""
+    gate = evidence()
+    decision = decided(gate)
+    first = {name: trimmed(looks[0], SETTINGS.trim) for name, looks in gate.log_ratios.items()}
+    first[MEAN] = mean_over_cells([first[cell.name] for cell in CELLS])
+    levels = {**dict.fromkeys(CONTROLS, 0.01 / 3), MEAN: 0.01 / 4}
+    levels |= {cell.name: 0.01 / 4 / 3 for cell in CELLS}
+    for verdict in (*decision.verdicts, *decision.controls):
+        expected = bounds(first[verdict.cell], SETTINGS.looks[0], levels[verdict.cell], SETTINGS)
+        assert verdict.bounds == expected, verdict.cell
 
 
 def test_rows_and_outputs_are_compared_exactly() -> None:
@@ -170,8 +174,6 @@ def test_controls_that_misbehave_make_a_gate_invalid() -> None:
         decision = decided(evidence(SLOWER, controls=shares))
         assert decision.exit_code == 3
         assert any(reason in error for error in decision.invalid), reason
-    # The control with equal work is tested like a cell alone: at the whole level, not at a share of it.
-    assert decided(evidence(controls={**CONTROLS, f"{SAME} | host": 0.0055})).exit_code == 3
 
 
 EXACT = st.sampled_from(["row", "output", "peak_bytes", "noise_bytes", "launches", "graphs"])

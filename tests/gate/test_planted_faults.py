@@ -106,7 +106,7 @@ def test_a_worker_that_dies_or_leaves_a_replicate_out_makes_a_gate_invalid(tmp_p
 
 def test_every_sample_is_on_disk(tmp_path: Path) -> None:
     """All timed cells are in the first look, only undecided ones in later looks; counts are of all cells."""
-    looks, measured = Settings().looks, evidence({BAKER.name: 0.01}, rows=WITHOUT_DOG)
+    measured = evidence({BAKER.name: 0.01}, rows=WITHOUT_DOG)
     measured.log_ratios[BAKER.name] = evidence({BAKER.name: 0.01}, noise=0.06).log_ratios[BAKER.name]
     outcome(measured, tmp_path / "gate")
     lines = (tmp_path / "gate" / REPLICATES).read_bytes().splitlines()
@@ -116,8 +116,8 @@ def test_every_sample_is_on_disk(tmp_path: Path) -> None:
     assert len(rows) == 2 * len(CELLS)
     replicates = [record for record in records if isinstance(record, Replicate)]
     assert Counter((replicate.cell, replicate.look) for replicate in replicates) == {
-        **{(name, 0): looks[0] for name in (ABLE.name, *MEASURED)},
-        **{(BAKER.name, look): count for look, count in enumerate(Settings().new_replicates)},
+        **{(name, 0): 36 for name in (ABLE.name, *MEASURED)},
+        **{(BAKER.name, look): count for look, count in enumerate((36, 72, 108))},
     }
     assert {replicate.process for replicate in replicates} == {*range(Settings().processes)}
 
