@@ -141,9 +141,10 @@ class NoiseStream(ABC):
     def levels(self, draw: str, *shape: int) -> Tensor:
         """Independent values that are uniform over 256 equally spaced levels, [m, *shape].
 
-        Element e is made of byte e % 8 of word e // 8, see :func:`philox.fill_levels`. With L = 256 the mean
-        is 0, the variance 1, the third moment 0, the fourth 9/5 (L^2 - 7/3) / (L^2 - 1) = 1.79996 and the
-        largest value sqrt(3 (L - 1) / (L + 1)) = 1.725; normal values have a fourth moment of 3.
+        Element e is made of byte e % 8 of word e // 8, see :func:`philox.fill_levels`. For L = 256 levels
+        with the step s = 14189 / 2^20 the mean and the third moment are 0, the variance is
+        s^2 (L^2 - 1) / 12 = 0.99999, the fourth moment s^4 (L^2 - 1) (3 L^2 - 7) / 240 = 1.79993 (of normal
+        values it is 3), and the largest value s (L - 1) / 2 = 1.7253.
         """
         count = math.prod(shape)
         levels = self._empty((len(self.members), count), torch.float32)

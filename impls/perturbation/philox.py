@@ -172,21 +172,23 @@ def fill_signs(values: Tensor, words: Tensor) -> Tensor:
     return values
 
 
-LEVELS = 256
-"""Number of values of a byte, and of the noise that is made of bytes."""
+LEVEL_STEP = 14189 / 2**20
+"""The difference of neighboring levels, sqrt(12 / (256^2 - 1)) rounded to 14 bits.
 
-LEVEL_SCALE = ((LEVELS**2 - 1) / 12) ** -0.5
-"""1 / standard deviation of a byte."""
+It makes the variance of levels 1 - 1e-5. Products with a byte are exact in float32, and so are levels, whatever
+the order of operations.
+"""
 
 
 def fill_levels(values: Tensor, words: Tensor) -> Tensor:
     """Fill ``values`` [rows, count], float32, with levels of the first bytes of int64 words [rows, n].
 
-    A level is (byte - 127.5) * LEVEL_SCALE; lowest bytes come first. The difference is exact in float32, so
-    that levels have the same bits on every device.
+    A level is (byte - 127.5) * LEVEL_STEP, which is exact in float32; lowest bytes come first.
     """
-    bytes_ = words.view(torch.uint8)[:, : values.shape[1]]
-    return values.copy_(bytes_).sub_((LEVELS - 1) / 2).mul_(LEVEL_SCALE)
+    if values.is_meta:
+        return values
+    values.copy_(words.view(torch.uint8)[:, : values.shape[1]])
+    return torch.add(torch.tensor(-127.5 * LEVEL_STEP), values, alpha=LEVEL_STEP, out=values)  # one pass
 
 
 NORMAL = Distribution(4, _normals)

@@ -98,9 +98,8 @@ def test_values_are_computed_from_the_words_of_their_element() -> None:
     signs = philox.fill_signs(torch.empty(1, 300), bits)[0]
     assert signs.tolist() == [1.0 if flat[e // 32] >> e % 32 & 1 else -1.0 for e in range(300)]
     levels = philox.fill_levels(torch.empty(1, 48), bits)[0]
-    scale = torch.tensor(((256**2 - 1) / 12) ** -0.5).item()
-    exact = [((flat[e // 4] >> 8 * (e % 4) & 255) - 127.5) * scale for e in range(48)]
-    assert levels.tolist() == torch.tensor(exact).tolist()  # rounded to float32
+    exact = [((flat[e // 4] >> 8 * (e % 4) & 255) - 127.5) * 14189 / 2**20 for e in range(48)]
+    assert levels.tolist() == exact
     pairs = [(high << 32) + low for high, low in zip(flat[::2], flat[1::2], strict=True)]
     for high in (1, 10, 2**31 + 11, 2**32):
         drawn = fill(integers_below(high), range(5, 6), range(6))[0]
