@@ -99,8 +99,11 @@ TUNABLES: Mapping[str, Tunable] = {
     "hadamard": Tunable(launches.hadamard_noise, _HADAMARD),
     "low rank": Tunable(launches.low_rank, _THROUGH_REGISTERS, [(1,), (4,)]),
     "drawn low rank": Tunable(launches.drawn_low_rank, _NORMALS, [(1,)]),
+    "drawn low rank of levels": Tunable(
+        functools.partial(launches.drawn_low_rank, law="uniform"), _NORMALS, [(1,)]
+    ),
     "drawn low rank of signs": Tunable(
-        functools.partial(launches.drawn_low_rank, signs=True), _PLAIN, [(1,)]
+        functools.partial(launches.drawn_low_rank, law="sign"), _PLAIN, [(1,)]
     ),
     "sparse": Tunable(launches.sparse_noise, _PLAIN, [(1,), (2,)]),
     "flipped": Tunable(launches.flips, _THROUGH_REGISTERS),

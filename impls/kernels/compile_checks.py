@@ -225,34 +225,42 @@ def per_dtype(
         yield Check(f"{title}, {name}", kernel, partial(launch, dtype), instruction, name == "tfloat32")
 
 
+DRAWN: Sequence[tuple[philox.Law, str, Sequence[Dtype], int]] = (
+    ("normal", "normals", NORMAL_DTYPES, 1022),
+    ("uniform", "levels", DTYPES, 1016),
+    ("sign", "signs", DTYPES, 1008),
+)
+"""Laws of drawn noise, their names in titles, dtypes, and inputs that no number of calls gives exactly."""
+
+
 def dense_noise() -> Iterator[Check]:
     """Products with dense noise that is drawn, and sums of it."""
 
-    def dense(operands: Operands, *, signs: bool) -> Launch:
+    def dense(operands: Operands, law: philox.Law) -> Launch:
         return lambda _: dense_rng.dense_rng_product(
-            operands.x, operands.weight, operands.draw(), SIGMA, operands.y, signs=signs
+            operands.x, operands.weight, operands.draw(), SIGMA, operands.y, law=law
         )
 
     draw = layer_operands(torch.bfloat16, 1024).draw()
-    for signs, values, dtypes in ((False, "normals", NORMAL_DTYPES), (True, "signs", DTYPES)):
+    for law, values, dtypes, odd in DRAWN:
         title = f"drawn dense {values}"
-        check = partial(per_dtype, make=partial(dense, signs=signs), members=1024)
+        check = partial(per_dtype, make=partial(dense, law=law), members=1024)
         few = partial(check, kernel=dense_rng.few_rows_kernel, tile_rows=16)
         yield from few(f"{title}, 1 row of a member", dtypes=dtypes)
         yield from few(f"{title}, 1 row of 2^20 members", dtypes=dtypes[:1], members=2**20)
         for repeats in (2, 4):
             yield from few(f"{title}, {repeats} rows of a member", dtypes=dtypes[:1], repeats=repeats)
         # Rows of the weight that do not begin with a call take most registers in the widest dtype.
-        odd, widest = 1008 if signs else 1022, (BFLOAT16, *dtypes[3:])
+        widest = (BFLOAT16, *dtypes[3:])
         yield from few(f"{title}, 1 row, odd inputs of a member", dtypes=widest, inputs=odd)
         many = partial(check, kernel=dense_rng.many_rows_kernel)
         for positions, check_dtypes in ((256, dtypes), (64, dtypes[:1])):
             yield from many(
                 f"{title}, {positions} rows of a member", dtypes=check_dtypes, positions=positions
             )
-        launch = partial(dense_rng.noise_sum, draw, empty(1024), 2**20, signs=signs)
+        launch = partial(dense_rng.noise_sum, draw, empty(1024), 2**20, law)
         yield Check(f"sum of drawn {values}, bfloat16", dense_rng.noise_sum_kernel, launch)
-        launch = partial(philox.fill, empty(1024, 2**20), draw, signs=signs)
+        launch = partial(philox.fill, empty(1024, 2**20), draw, law=law)
         yield Check(f"drawn {values} written out, bfloat16", philox.fill_kernel, launch)
         factors = empty(8192, 1024, dtype=torch.int8 if signs else torch.bfloat16)
         launch = partial(philox.fill, factors, layer_operands(torch.bfloat16).draw(), signs=signs)
@@ -273,14 +281,14 @@ def low_rank() -> Iterator[Check]:
             yield from per_dtype("low rank, rank 1, wide", gemm.product_kernel, make, DTYPES[:1], **WIDE)
             yield from down_kernel("low rank, down, rank 1, wide", dtypes=DTYPES[:1], **WIDE)
 
-    def down(operands: Operands, rank: int, *, signs: bool) -> Launch:
-        return lambda _: lowrank_rng.down_product(operands.x, operands.draw(), rank, signs=signs)
+    def down(operands: Operands, rank: int, law: philox.Law) -> Launch:
+        return lambda _: lowrank_rng.down_product(operands.x, operands.draw(), rank, law=law)
 
-    for signs, values, dtypes in ((False, "normals", NORMAL_DTYPES), (True, "signs", DTYPES)):
+    for law, values, dtypes, _ in DRAWN:
         without_tf32 = [dtype for dtype in dtypes if dtype is not TFLOAT32]
         for rank, check_dtypes in ((1, without_tf32), (4, without_tf32[:1]), (most, without_tf32)):
             title = f"drawn low rank, down, rank {rank}, {values}"
-            make = partial(down, rank=rank, signs=signs)
+            make = partial(down, rank=rank, law=law)
             yield from per_dtype(title, lowrank_rng.low_rank_down_kernel, make, check_dtypes, tile_rows=0)
             if rank == 1:
                 wide = partial(per_dtype, kernel=lowrank_rng.low_rank_down_kernel, make=make, tile_rows=0)
@@ -290,7 +298,7 @@ def low_rank() -> Iterator[Check]:
             *((1, dtypes[:1], 64), (most, dtypes[1:], 64)),
         ):
             title = f"drawn low rank, up, rank {rank}, {values}{', images' if positions > 1 else ''}"
-            make = partial(launches.drawn_low_rank, rank=rank, signs=signs)
+            make = partial(launches.drawn_low_rank, rank=rank, law=law)
             yield from per_dtype(title, lowrank_rng.drawn_up_kernel, make, check_dtypes, positions=positions)
         title = f"drawn low rank, up, rank 1, {values}, wide"
         make = partial(launches.drawn_low_rank, rank=1, signs=signs)

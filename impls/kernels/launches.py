@@ -18,7 +18,7 @@ from impls.kernels import (
     permuted,
     sparse,
 )
-from impls.kernels.philox import Draw
+from impls.kernels.philox import Draw, Law
 from impls.kernels.tiling import Tiling
 
 SIGMA = 0.02
@@ -82,7 +82,7 @@ def low_rank(operands: Operands, rank: int) -> Launch:
     )
 
 
-def drawn_low_rank(operands: Operands, rank: int, *, signs: bool = False) -> Launch:
+def drawn_low_rank(operands: Operands, rank: int, law: Law = "normal") -> Launch:
     """Low-rank noise drawn in the kernels."""
     return lambda tiling: lowrank_rng.low_rank_rng_product(
         operands.x,
@@ -92,7 +92,7 @@ def drawn_low_rank(operands: Operands, rank: int, *, signs: bool = False) -> Lau
         rank,
         SIGMA,
         operands.y,
-        signs=signs,
+        law=law,
         tiling=tiling,
     )
 

@@ -7,8 +7,9 @@ the first kernel is bound by memory, the second one by tensor cores.
 """
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from impls.kernels.gemm import (
 from impls.kernels.lowrank_rng import check_rank, down_product, low_rank_rng_product
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.outer import sum_outer_products, weighted_outer
-from impls.kernels.philox import draw_of, fill
+from impls.kernels.philox import Law, draw_of, fill
 from impls.kernels.scheme import NARROW, AbstractFused
 from impls.kernels.tiling import Tiling
 from impls.schemes.lowrank import Factors, LowRank, LowRankSign, RedrawnFactors
@@ -107,13 +108,15 @@ PIECE_BYTES = 2**26
 
 
 class AbstractFusedLowRank(AbstractFused[Factors | RedrawnFactors]):
-    """Low-rank noise by kernels; subclasses define how factors are drawn."""
-
-    SIGNS: ClassVar[bool]
-    """Whether factors are random signs; otherwise they are normal."""
+    """Low-rank noise by kernels."""
 
     rank: int
     regenerated: bool
+
+    @property
+    @abstractmethod
+    def law(self) -> Law:
+        """The distribution of the factors."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -137,7 +140,7 @@ class AbstractFusedLowRank(AbstractFused[Factors | RedrawnFactors]):
             low_rank_product(x, weight, noise.down[:, 0].flatten(2), noise.up[:, 0], sigma, y)
             return
         down, up = (draw_of(noise.stream, name) for name in ("down", "up"))
-        low_rank_rng_product(x, weight, down, up, self.rank, sigma, y, signs=self.SIGNS)
+        low_rank_rng_product(x, weight, down, up, self.rank, sigma, y, law=self.law)
 
     @override
     def weighted_sum(self, noise: Factors | RedrawnFactors, utilities: Tensor) -> Tensor:
@@ -148,7 +151,7 @@ class AbstractFusedLowRank(AbstractFused[Factors | RedrawnFactors]):
 
     def _sum_redrawn(self, noise: RedrawnFactors, utilities: Tensor) -> Tensor:
         """Draw the factors again, PIECE_BYTES at a time, and sum them."""
-        dtype = torch.int8 if self.SIGNS else utilities.dtype
+        dtype = torch.int8 if self.law == "sign" else utilities.dtype
         widths = noise.weight[1], noise.weight[2:].numel()
         member_bytes = self.rank * sum(widths) * dtype.itemsize
         total = utilities.new_zeros(widths, dtype=torch.promote_types(torch.float32, utilities.dtype))
@@ -160,7 +163,7 @@ class AbstractFusedLowRank(AbstractFused[Factors | RedrawnFactors]):
                 fill(
                     utilities.new_empty(len(utilities[piece]), self.rank * width, dtype=dtype),
                     draw._replace(members=draw.members[piece]),
-                    signs=self.SIGNS,
+                    law=self.law,
                 ).view(-1, width)
                 for draw, width in zip((up, down), widths, strict=True)
             )
@@ -170,6 +173,12 @@ class AbstractFusedLowRank(AbstractFused[Factors | RedrawnFactors]):
         return total.to(utilities.dtype).view(noise.weight)
 
 
+@variant(
+    rank=1,
+    regenerated=True,
+    values="uniform",
+    source="EGGROLL, arXiv:2511.16652, with factors made of random bytes in the kernels",
+)
 @variant(rank=1, regenerated=True, source="EGGROLL, arXiv:2511.16652, with factors drawn in the kernels")
 @variant(rank=(1, 4), source="EGGROLL, arXiv:2511.16652; the kernel is ours")
 @dataclass(frozen=True)
@@ -178,7 +187,7 @@ class FusedLowRank(AbstractFusedLowRank):
 
     With ``regenerated`` the kernels of the forward draw the factors from the stream ``philox``: the first one
     ``down``, once for each block of a member's rows, and the product's kernel ``up``. Drawn normals differ
-    from the stream's by a few float32 roundings, so float64 is refused.
+    from the stream's by a few float32 roundings, so float64 is refused; uniform factors are the stream's.
 
     Memory    same as the wrapped scheme; regenerated, rank float32 numbers for each row during a forward, and
               at most 64 MiB of factors during an update.
@@ -189,15 +198,19 @@ class FusedLowRank(AbstractFusedLowRank):
 
     PLAIN = LowRank
 
-    SIGNS: ClassVar[bool] = False
-
     rank: int
     regenerated: bool = False
+    values: Literal["normal", "uniform"] = "normal"
+
+    @property
+    @override
+    def law(self) -> Law:
+        return self.values
 
     @property
     @override
     def dtypes(self) -> frozenset[torch.dtype]:
-        return NARROW if self.regenerated else DOT_DTYPES
+        return NARROW if self.regenerated and self.values == "normal" else DOT_DTYPES
 
 
 @variant(regenerated=True, source="EGGROLL, arXiv:2511.16652, with signs drawn in the kernels")
@@ -216,7 +229,10 @@ class FusedLowRankSign(AbstractFusedLowRank):
 
     PLAIN = LowRankSign
 
-    SIGNS: ClassVar[bool] = True
-
     rank: int = 1
     regenerated: bool = False
+
+    @property
+    @override
+    def law(self) -> Law:
+        return "sign"

@@ -6,6 +6,7 @@ each block of a member's rows, and computes x . down, RANK numbers for each row.
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -25,12 +26,12 @@ from impls.kernels.gemm import (
 from impls.kernels.optional_triton import tl, triton
 from impls.kernels.philox import (
     COUNTERS,
-    NORMALS,
-    SIGNS,
+    VALUES_PER_CALL,
     Draw,
+    Law,
     as_uint32,
     draw_values,
-    four_sign_words,
+    four_words,
     seed_of,
     sign_of,
 )
@@ -64,6 +65,13 @@ DOWN_CHANNELS = 512
 DOWN_WARPS = 8
 """Warps of a program of :func:`low_rank_down_kernel`."""
 
+TASKS: Mapping[Law, str] = {
+    "normal": "drawn low rank",
+    "uniform": "drawn low rank of levels",
+    "sign": "drawn low rank of signs",
+}
+"""Names of the product in tables of tuned tile sizes."""
+
 MAX_IMAGES = 8
 """``up`` is drawn once for each image of a tile if there are at most this many, else once for each row."""
 
@@ -78,13 +86,13 @@ def down_tile(rank: int, width: int) -> tuple[int, int]:
     return min(DOWN_ROWS, DOWN_ROWS * DOWN_CHANNELS // (rank * width * calls)), calls
 
 
-def default_tiling(dtype: torch.dtype, *, signs: bool) -> Tiling:
+def default_tiling(dtype: torch.dtype, law: Law) -> Tiling:
     """Return the default tile sizes of the product.
 
-    A tile of 64 columns of normals leaves registers for a second program on each multiprocessor, which
-    multiplies while the first one draws. Signs are drawn 128 columns at a time.
+    A tile of 64 columns of normals or levels leaves registers for a second program on each multiprocessor,
+    which multiplies while the first one draws. Signs are drawn 128 columns at a time.
     """
-    return Tiling(block_n=128 if signs else 64).keep_warps(dtype)
+    return Tiling(block_n=128 if law == "sign" else 64).keep_warps(dtype)
 
 
 @triton.jit(do_not_specialize=COUNTERS)
@@ -92,8 +100,8 @@ def low_rank_down_kernel(
     out, x, stored, sigmas, sigma, inputs, members, positions, rows,
     stride_xr, stride_xm, stride_xp, stride_xi,
     key0, key1, layer, draw, first_member, member_tiles,
-    RANK: tl.constexpr, SIGN: tl.constexpr, ALIGNED: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
-    ROWS: tl.constexpr, MEMBERS: tl.constexpr, CALLS: tl.constexpr,
+    RANK: tl.constexpr, LAW: tl.constexpr, WIDTH: tl.constexpr, ALIGNED: tl.constexpr,
+    EARLY: tl.constexpr, ACC: tl.constexpr, ROWS: tl.constexpr, MEMBERS: tl.constexpr, CALLS: tl.constexpr,
 ):  # fmt: skip
     """Multiply ROWS rows of each of MEMBERS members by the member's ``down`` and by sigma: [rows, RANK].
 
@@ -110,18 +118,17 @@ def low_rank_down_kernel(
     member, repeat, position = start_member + row % MEMBERS, offs_m // positions, offs_m % positions
     mask_m = (offs_m < rows) & (member < members)
     x += repeat * stride_xr + member * stride_xm + position * stride_xp
-    width: tl.constexpr = 128 if SIGN else 4  # values of a Philox call
     each_member, rank = start_member + tl.arange(0, MEMBERS), tl.arange(0, RANK).to(tl.int64)
     if stored is None:
         seed, layer, draw = seed_of(key0, key1), as_uint32(layer), as_uint32(draw)
         counter = as_uint32(first_member) + each_member.to(tl.uint32)
     # Summed over channels after the loop.
-    acc = tl.zeros((ROWS, MEMBERS, RANK, CALLS * width), dtype=ACC)
-    for start in range(0, inputs, CALLS * width):
-        offs_k = start + tl.arange(0, CALLS * width)
+    acc = tl.zeros((ROWS, MEMBERS, RANK, CALLS * WIDTH), dtype=ACC)
+    for start in range(0, inputs, CALLS * WIDTH):
+        offs_k = start + tl.arange(0, CALLS * WIDTH)
         if stored is None:
-            first = rank[:, None] * inputs + (start + tl.arange(0, CALLS) * width)[None, :]
-            down = draw_values(seed, first[None, :, :], counter[:, None, None], layer, draw, SIGN, ALIGNED)
+            first = rank[:, None] * inputs + (start + tl.arange(0, CALLS) * WIDTH)[None, :]
+            down = draw_values(seed, first[None, :, :], counter[:, None, None], layer, draw, LAW, ALIGNED)
         else:
             rows_of_down = (each_member[:, None] * RANK + rank[None, :])[:, :, None]
             mask = (each_member < members)[:, None, None] & (offs_k < inputs)[None, None, :]
@@ -129,7 +136,7 @@ def low_rank_down_kernel(
         values = load_x(x, stride_xi, mask_m, offs_k, inputs).to(ACC)
         # The stream rounds its values to the weight's dtype.
         down = down.to(x.dtype.element_ty).to(ACC)
-        acc += values.reshape(ROWS, MEMBERS, 1, CALLS * width) * down[None, :, :, :]
+        acc += values.reshape(ROWS, MEMBERS, 1, CALLS * WIDTH) * down[None, :, :, :]
     x_down = tl.sum(acc, axis=3).reshape(ROWS * MEMBERS, RANK)
     x_down *= load_sigma(sigmas, sigma, repeat, mask_m, ACC)[:, None]
     out += ((repeat * members + member) * positions + position) * RANK
@@ -138,21 +145,22 @@ def low_rank_down_kernel(
 
 @triton.jit
 def _draw_elements(
-    seed, first, member, layer, draw, SIGN: tl.constexpr, ALIGNED: tl.constexpr, WIDTH: tl.constexpr
+    seed, first, member, layer, draw, LAW: tl.constexpr, ALIGNED: tl.constexpr, WIDTH: tl.constexpr
 ):
     """Draw WIDTH elements of each member's noise, from element ``first`` on: [n, WIDTH] for members [n]."""
-    if SIGN:
+    if LAW == "sign":
         # Each column takes its bit from one of the four words of a call.
         column = tl.arange(0, WIDTH)[None, :]
         word = tl.zeros((member.shape[0], WIDTH), dtype=tl.uint32)
         for call in tl.static_range((WIDTH + 127) // 128):
-            words = four_sign_words(seed, first + call * 128, member[:, None], layer, draw, ALIGNED)
+            words = four_words(seed, first + call * 128, member[:, None], layer, draw, ALIGNED)
             for lane in tl.static_range(4):
                 word = tl.where(column // 32 == call * 4 + lane, words[lane], word)
         return sign_of(word << (31 - column % 32).to(tl.uint32))
     else:  # noqa: RET505  the compiler takes no early return here
-        first_of_call = first + tl.arange(0, WIDTH // 4)[None, :] * 4
-        return draw_values(seed, first_of_call, member[:, None], layer, draw, SIGN, ALIGNED)
+        per_call: tl.constexpr = 16 if LAW == "uniform" else 4
+        first_of_call = first + tl.arange(0, WIDTH // per_call)[None, :] * per_call
+        return draw_values(seed, first_of_call, member[:, None], layer, draw, LAW, ALIGNED)
 
 
 @triton.jit
@@ -164,7 +172,7 @@ def add_drawn_up(acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, AC
     """
     x_down, like, key0, key1, layer, draw, first_member = operands
     rank: tl.constexpr = OPTIONS[0]
-    sign: tl.constexpr = OPTIONS[2]
+    law: tl.constexpr = OPTIONS[2]
     aligned: tl.constexpr = OPTIONS[3]
     images: tl.constexpr = OPTIONS[4]
     if OPTIONS[1]:
@@ -181,12 +189,12 @@ def add_drawn_up(acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, AC
                 tile_image = tl.min(row_image, axis=0) + index
                 image_member = tile_image % out.members + tl.zeros((1,), tl.int64)
                 counter = as_uint32(first_member) + image_member.to(tl.uint32)
-                up = _draw_elements(seed, first, counter, layer, draw, sign, aligned, acc.shape[1])
+                up = _draw_elements(seed, first, counter, layer, draw, law, aligned, acc.shape[1])
                 up = up.to(like.dtype.element_ty).to(ACC)
                 acc += tl.where(row_image == tile_image, x_down_r, 0)[:, None] * up
         else:
             counter = as_uint32(first_member) + member.to(tl.uint32)
-            up = _draw_elements(seed, first, counter, layer, draw, sign, aligned, acc.shape[1])
+            up = _draw_elements(seed, first, counter, layer, draw, law, aligned, acc.shape[1])
             acc += x_down_r[:, None] * up.to(like.dtype.element_ty).to(ACC)
     return acc
 
@@ -208,7 +216,7 @@ def drawn_up_kernel(
 
 
 def down_product(
-    x: Tensor, down: Tensor | Draw, rank: int, sigma: float | Tensor = 1.0, *, signs: bool = False
+    x: Tensor, down: Tensor | Draw, rank: int, sigma: float | Tensor = 1.0, law: Law = "normal"
 ) -> Tensor:
     """Multiply each row by its member's ``down`` [k, i] and sigma: [rows, k] in float32, or float64 if x is.
 
@@ -217,22 +225,22 @@ def down_product(
 
     * bytes: e R i read, and e m k i if ``down`` is stored; 4 R k written.
     * flops: 2 R k i, without tensor cores.
-    * Philox calls: m k i / 4 for every DOWN_ROWS rows of a member, and m k i / 128 of signs. A GPU draws
-      about 1e12 normals a second.
+    * Philox calls: m k i / 4 for every DOWN_ROWS rows of a member, m k i / 16 of levels and m k i / 128 of
+      signs. A GPU draws about 1e12 normals a second.
 
     Args:
         x: [r, m, p, i], any strides.
         down: [m, k, i], contiguous, or the noise of the members in x, which is drawn.
         rank: k, see :func:`check_rank`.
         sigma: a number, or [r].
-        signs: whether to draw random signs instead of normals.
+        law: the distribution of the noise that is drawn.
 
     Raises:
         ValueError: the rank is not supported, or the counter of a member or an element exceeds 32 bits.
     """
     repeats, members, positions, inputs = x.shape
     check_rank(rank)
-    width, rows = SIGNS if signs else NORMALS, repeats * positions
+    width, rows = VALUES_PER_CALL[law], repeats * positions
     stored = down if isinstance(down, Tensor) else None
     counters = (0,) * 5 if isinstance(down, Tensor) else down.arguments(members, rank * inputs, width)
     out = torch.empty(
@@ -248,7 +256,7 @@ def down_product(
         low_rank_down_kernel[grid_of(member_tiles, -(-rows // tile_rows))](
             out, x, stored, *noise_scale(sigma, x), inputs, members, positions, rows, *x.stride(), *counters,
             member_tiles,
-            RANK=rank, SIGN=signs, ALIGNED=inputs % width == 0, EARLY=can_begin_early(x.device),
+            RANK=rank, LAW=law, WIDTH=width, ALIGNED=inputs % width == 0, EARLY=can_begin_early(x.device),
             ACC=accumulator_dtype(x.dtype),
             ROWS=tile_rows, MEMBERS=tile_members, CALLS=block_size(-(-inputs // width), calls),
             num_warps=DOWN_WARPS,
@@ -265,32 +273,31 @@ def low_rank_rng_product(
     sigma: float | Tensor,
     y: Tensor,
     *,
-    signs: bool = False,
+    law: Law = "normal",
     tiling: Tiling | None = None,
 ) -> Tensor:
     """Multiply each row by W + sigma up_m^T down_m / sqrt(k), into ``y``, which is returned.
 
-    Factors are drawn and never stored: ``down`` and ``up`` are the noise of the members in x, with ``signs``
-    random signs instead of normals, see :func:`down_product`. Entry [k, o] of ``up`` is element k * outputs +
-    o of its draw. Other arguments are those of all launchers, see :mod:`impls.kernels.gemm`.
+    Factors are drawn by this law and never stored: ``down`` and ``up`` are the noise of the members in x, see
+    :func:`down_product`. Entry [k, o] of ``up`` is element k * outputs + o of its draw. Other arguments are
+    those of all launchers, see :mod:`impls.kernels.gemm`.
 
     * bytes: e R (2 i + o) + e i o of the product and 8 R k between the kernels; x and W are read again from a
       cache for each tile of the other axis.
     * flops: 2 R i o on tensor cores and 2 R k (i + o) on others.
-    * Philox calls: R k (i + o) / 4, or R k (i + o) / 128 of signs. At 1e12 normals a second and one row for
-      each member, drawing takes nearly as long as a product of width 1024. Where members have many positions,
-      so that a tile has rows of few members, ``up`` is drawn once for each member and tile.
+    * Philox calls: R k (i + o) / 4, a fourth of that for levels, a 32nd for signs. At 1e12 normals a second
+      and one row for each member, drawing takes nearly as long as a product of width 1024. Where members have
+      many positions, so that a tile has rows of few members, ``up`` is drawn once for each member and tile.
 
     Raises:
         ValueError: shapes or dtypes do not match, the rank is not supported, or the counter of a member or an
             element exceeds 32 bits.
     """
     gemm = gemm_of(x, weight, y)
-    width, outputs = SIGNS if signs else NORMALS, len(weight)
+    width, outputs = VALUES_PER_CALL[law], len(weight)
     counters = up.arguments(gemm.members, rank * outputs, width)
-    x_down = down_product(x, down, rank, sigma / math.sqrt(rank), signs=signs)
-    name = "drawn low rank of signs" if signs else "drawn low rank"
-    tiling = select_tiling(name, gemm, tiling, default_tiling(x.dtype, signs=signs), rank)
+    x_down = down_product(x, down, rank, sigma / math.sqrt(rank), law)
+    tiling = select_tiling(TASKS[law], gemm, tiling, default_tiling(x.dtype, law), rank)
     # Each tile of each rank begins with a new call.
     is_aligned = outputs % width == 0 and min(tiling.block_n, width) % width == 0
     # A tile of m rows touches at most (m - 2) // positions + 2 images.
@@ -299,6 +306,6 @@ def low_rank_rng_product(
     waits = can_begin_early(x.device)
     return gemm.launch(
         tiling, (x_down, weight), *counters, kernel=drawn_up_kernel,
-        OPTIONS=(rank, waits, signs, is_aligned, images), FLATTEN=not images and rank == 1,
-        columns=SIGNS if signs else 64, launch_pdl=waits,
+        OPTIONS=(rank, waits, law, is_aligned, images), FLATTEN=not images and rank == 1,
+        columns=128 if law == "sign" else 64, launch_pdl=waits,
     )  # fmt: skip

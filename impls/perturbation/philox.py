@@ -175,8 +175,8 @@ def fill_signs(values: Tensor, words: Tensor) -> Tensor:
 LEVEL_STEP = 14189 / 2**20
 """The difference of neighboring levels, sqrt(12 / (256^2 - 1)) rounded to 14 bits.
 
-It makes the variance of levels 1 - 1e-5. Products with a byte are exact in float32, and so are levels, whatever
-the order of operations.
+It makes the variance of levels 1 - 1e-5. Products with a byte are exact in float32, and so are levels,
+whatever the order of operations.
 """
 
 

@@ -96,6 +96,7 @@ def test_a_graph_draws_the_noise_again(scheme: AnyScheme) -> None:
         Permuted(),
         Regenerated(),
         FusedRegenerated(),
+        FusedRegenerated("uniform"),
         FusedLowRank(1, regenerated=True),
     ],
     ids=str,

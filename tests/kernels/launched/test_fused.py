@@ -78,7 +78,7 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
             "default_tiling",
             lambda rows, *_, **__: large if rows <= dense_rng.MAX_FEW_ROWS else many,
         )
-        monkeypatch.setattr(dense_rng, "CALLS", {False: 2048, True: 128})
+        monkeypatch.setattr(dense_rng, "CALLS", {"normal": 2048, "uniform": 512, "sign": 128})
         monkeypatch.setattr(permuted, "GATHER_BLOCK", (128, 256))
         # FusedBinary's kernel draws the same bits (see test_binary.py), but is slow in the interpreter.
         monkeypatch.setattr(FusedBinary, "sample", lambda _, weight, stream: Binary().sample(weight, stream))
@@ -130,7 +130,11 @@ def test_autocast_is_refused() -> None:
 def test_a_scheme_that_draws_needs_the_stream_philox() -> None:
     """Schemes that draw in kernels store no noise and refuse other streams; normal noise refuses float64."""
     layer = nn.Linear(6, 5, bias=False, device=DEVICE)
-    for scheme, is_normal in ((FusedRegenerated(), True), (FusedLowRankSign(regenerated=True), False)):
+    for scheme, is_normal in (
+        (FusedRegenerated(), True),
+        (FusedRegenerated("uniform"), False),
+        (FusedLowRankSign(regenerated=True), False),
+    ):
         population = perturb(layer.float(), scheme, members=4, sigma=0.1)
         assert (population.noise_bytes, population.shard_multiple) == (0, 1)
         with pytest.raises(ValueError, match="use stream='philox', not"):

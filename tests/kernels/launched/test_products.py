@@ -26,7 +26,7 @@ from impls.kernels import (
 )
 from impls.kernels.blocks import Cut
 from impls.kernels.dense_rng import FewRowsTiling
-from impls.kernels.philox import Draw, fill
+from impls.kernels.philox import Draw, Law, fill
 from impls.kernels.tiling import Tiling
 from impls.schemes import hadamard as plain_hadamard
 from impls.verify.reference import check_close
@@ -155,41 +155,48 @@ def draw_of(name: int, members: int, first: int = 2**31 - 2) -> Draw:
     return Draw((0x80000001, 0xFFFFFFFF), 0x9ABCDEF0, name, range(first, first + members))
 
 
-def written(draw: Draw, *shape: int, is_signs: bool, dtype: torch.dtype) -> Tensor:
+def written(draw: Draw, *shape: int, law: Law, dtype: torch.dtype) -> Tensor:
     """Return drawn noise as a tensor [m, *shape]."""
     values = torch.empty(len(draw.members), math.prod(shape), device=DEVICE, dtype=dtype)
-    return fill(values, draw, signs=is_signs).unflatten(1, shape)
+    return fill(values, draw, law=law).unflatten(1, shape)
 
 
 def make_drawn_low_rank(
-    rank: int, is_signs: bool, sizes: Sizes, dtype: torch.dtype, guard: Guard  # noqa: ARG001  nothing is stored
+    rank: int, law: Law, sizes: Sizes, dtype: torch.dtype, guard: Guard  # noqa: ARG001  nothing is stored
 ) -> Product:  # fmt: skip
     """Make low-rank noise that the kernel draws."""
     down, up = draw_of(7, sizes.members), draw_of(8, sizes.members)
     values = [
-        written(draw, rank, width, is_signs=is_signs, dtype=dtype)
+        written(draw, rank, width, law=law, dtype=dtype)
         for draw, width in ((down, sizes.inputs), (up, sizes.outputs))
     ]
     return Product(
-        lambda x, w, s, y, t: lowrank_rng.low_rank_rng_product(
-            x, w, down, up, rank, s, y, signs=is_signs, tiling=t
-        ),
+        lambda x, w, s, y, t: lowrank_rng.low_rank_rng_product(x, w, down, up, rank, s, y, law=law, tiling=t),
         lambda x, w, s: low_rank_formula(x, w, s, *values),
     )
 
 
-def make_drawn_dense(is_signs: bool, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:  # noqa: ARG001  nothing is stored
+def make_drawn_dense(law: Law, sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:  # noqa: ARG001  nothing is stored
     """Make dense noise that the kernel draws."""
     draw = draw_of(5, sizes.members)
-    changes = written(draw, sizes.outputs, sizes.inputs, is_signs=is_signs, dtype=dtype)
+    changes = written(draw, sizes.outputs, sizes.inputs, law=law, dtype=dtype)
     return Product(
-        lambda x, w, s, y, t: dense_rng.dense_rng_product(x, w, draw, s, y, signs=is_signs, tiling=t),
+        lambda x, w, s, y, t: dense_rng.dense_rng_product(x, w, draw, s, y, law=law, tiling=t),
         lambda x, w, s: dense_formula(x, w, s, changes),
     )
 
 
 FEW = FewRowsTiling(rows=4, block_m=16, block_n=32, line=16, calls=2, block_k=32)
-MANY = {False: Tiling(16, 16, 64, num_stages=2), True: Tiling(16, 32, 128, num_stages=2)}
+MANY = {
+    "normal": Tiling(16, 16, 64, num_stages=2),
+    "uniform": Tiling(16, 16, 64, num_stages=2),
+    "sign": Tiling(16, 32, 128, num_stages=2),
+}
+LAWS: list[tuple[Law, Cases]] = [
+    ("normal", NORMAL_CASES),
+    ("uniform", [*NORMAL_CASES[1:3], DRAWN_CASES[-1]]),
+    ("sign", DRAWN_CASES),
+]
 
 
 # --- Shared cores, and columns. ---
@@ -347,25 +354,21 @@ FAMILIES = {
     **{f"low rank {rank}": Family(partial(make_low_rank, rank)) for rank in (4, 8)},
     # Tiles as wide as the signs of one Philox call, and wider.
     **{
-        f"drawn low rank {rank}, signs {is_signs}": Family(
-            partial(make_drawn_low_rank, rank, is_signs), (Tiling(16, 128, 64), Tiling(16, 256, 32)), cases
+        f"drawn low rank, {law}": Family(
+            partial(make_drawn_low_rank, 2, law), (Tiling(16, 128, 64), Tiling(16, 256, 32)), cases
         )
-        for rank, is_signs, cases in ((2, False, NORMAL_CASES), (2, True, DRAWN_CASES))
+        for law, cases in LAWS
     },
     **{
-        f"drawn dense, few rows, signs {is_signs}": Family(
-            partial(make_drawn_dense, is_signs), (FEW, FEW), cases
-        )
-        for is_signs, cases in ((False, NORMAL_CASES), (True, DRAWN_CASES))
+        f"drawn dense, few rows, {law}": Family(partial(make_drawn_dense, law), (FEW, FEW), cases)
+        for law, cases in LAWS
     },
     # Some tiles have fewer channels than a Philox call has signs.
     **{
-        f"drawn dense, many rows, signs {is_signs}": Family(
-            partial(make_drawn_dense, is_signs),
-            (MANY[is_signs], Tiling(16, 16, 32 if is_signs else 16)),
-            cases,
+        f"drawn dense, many rows, {law}": Family(
+            partial(make_drawn_dense, law), (MANY[law], Tiling(16, 16, 32 if law == "sign" else 16)), cases
         )
-        for is_signs, cases in ((False, NORMAL_CASES), (True, DRAWN_CASES))
+        for law, cases in LAWS
     },
     **{f"flipped {side}": Family(partial(make_flipped, side)) for side in ("in", "out", "both")},
     # A tile covers part of one block of the transform, or two blocks.
@@ -398,9 +401,9 @@ def guarded_scale(buffers: Canaries, *operands: Any) -> tuple[Tensor | None, flo
 
 SIMILAR = (
     "low rank 8",
-    "drawn low rank 2, signs False",
-    "drawn dense, few rows, signs True",
-    "drawn dense, many rows, signs False",
+    "drawn low rank, normal",
+    "drawn dense, few rows, sign",
+    "drawn dense, many rows, normal",
     "flipped in",
     "flipped out",
     "sparse 1",
@@ -486,7 +489,7 @@ def test_channels_may_lie_far_apart() -> None:
         "few rows": lambda x, y: dense_rng.dense_rng_product(
             x, weight, noise, 0.1, y, tiling=FewRowsTiling()
         ),
-        "few rows of signs": lambda x, y: dense_rng.dense_rng_product(x, weight, noise, 0.1, y, signs=True),
+        "few rows of signs": lambda x, y: dense_rng.dense_rng_product(x, weight, noise, 0.1, y, law="sign"),
         "many rows": lambda x, y: dense_rng.dense_rng_product(
             x, weight, noise, 0.1, y, tiling=Tiling(128, 64, 32, num_stages=2)
         ),

@@ -161,6 +161,7 @@ def test_factors_are_drawn_again_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(lowrank, "fill", fill)
     schemes: list[tuple[AbstractFused[Any], torch.dtype, int]] = [
         (FusedLowRank(4, regenerated=True), torch.float16, 4 * 53 * 2),
+        (FusedLowRank(4, regenerated=True, values="uniform"), torch.float16, 4 * 53 * 2),
         (FusedLowRankSign(2, regenerated=True), torch.float16, 2 * 53),
     ]
     for scheme, dtype, member_bytes in schemes:
