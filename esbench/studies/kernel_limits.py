@@ -109,7 +109,7 @@ def _drawn(values: str, wide: str = "") -> tuple[str, ...]:
 
 def _drawn_update(values: str) -> tuple[str, ...]:
     fill = f"drawn {values} of factors written out"
-    outer = {"normals": "factors", "signs": "signs"}[values]
+    outer = "signs" if values == "signs" else "factors"
     return fill, fill, f"weighted outer products, {outer}, bfloat16", _PARTS
 
 
@@ -118,6 +118,7 @@ KERNELS: Mapping[tuple[str, Phase], tuple[str, ...]] = {
     ("FusedLowRank(rank=1)", "forward"): _LOW_RANK,
     ("FusedLowRankSign", "forward"): _LOW_RANK,
     ("FusedLowRank(rank=1, regenerated=True)", "forward"): _drawn("normals"),
+    ("FusedLowRank(rank=1, regenerated=True, values=uniform)", "forward"): _drawn("levels"),
     ("FusedLowRankSign(regenerated=True)", "forward"): _drawn("signs"),
     ("FusedSparsePerturbed(k=1)", "forward"): ("sparse noise, k = 1, bfloat16",),
     ("FusedSparsePerturbed(k=2)", "forward"): ("sparse noise, k = 2, bfloat16",),
@@ -140,12 +141,14 @@ KERNELS: Mapping[tuple[str, Phase], tuple[str, ...]] = {
     ("FusedLowRank(rank=1)", "update"): _OUTER,
     ("FusedLowRankSign", "update"): _OUTER,
     ("FusedLowRank(rank=1, regenerated=True)", "update"): _drawn_update("normals"),
+    ("FusedLowRank(rank=1, regenerated=True, values=uniform)", "update"): _drawn_update("levels"),
     ("FusedLowRankSign(regenerated=True)", "update"): _drawn_update("signs"),
     ("FusedSparsePerturbed(k=1)", "update"): ("sums of sparse noise, bfloat16",),
     ("FusedSparsePerturbed(k=2)", "update"): ("sums of sparse noise, k = 2, bfloat16",),
     ("FusedFlipped(side=both)", "update"): _FLIPS_UPDATE,
     ("FusedFlippedSign", "update"): _FLIPS_UPDATE,
     ("FusedRegenerated", "forward"): ("drawn dense normals, 1 row of 2^20 members, bfloat16",),
+    ("FusedRegenerated(values=uniform)", "forward"): ("drawn dense levels, 1 row of 2^20 members, bfloat16",),
     ("FusedBinary", "forward"): ("bits, product of 1 row of 1024, float32",),
     ("FusedBinary", "sample"): ("bits, members drawn, 16,384 words",),
     ("FusedBinary", "update"): ("bits, sum about the mean, float32",),
@@ -155,6 +158,7 @@ WIDE_KERNELS: Mapping[str, tuple[str, ...]] = {
     "FusedLowRank(rank=1)": ("low rank, down, rank 1, wide, bfloat16", "low rank, rank 1, wide, bfloat16"),
     "FusedLowRankSign": ("low rank, down, rank 1, wide, bfloat16", "low rank, rank 1, wide, bfloat16"),
     "FusedLowRank(rank=1, regenerated=True)": _drawn("normals", ", wide"),
+    "FusedLowRank(rank=1, regenerated=True, values=uniform)": _drawn("levels", ", wide"),
     "FusedLowRankSign(regenerated=True)": _drawn("signs", ", wide"),
 }
 """The same for the forward of a wide layer."""
@@ -164,6 +168,7 @@ TORCH: Mapping[tuple[str, Phase], str] = {
     ("FusedSparsePerturbed(k=1)", "update"): "besides a sort by torch",
     ("FusedSparsePerturbed(k=2)", "update"): "besides a sort by torch",
     ("FusedLowRank(rank=1, regenerated=True)", "update"): "besides sums by torch",
+    ("FusedLowRank(rank=1, regenerated=True, values=uniform)", "update"): "besides sums by torch",
     ("FusedLowRankSign(regenerated=True)", "update"): "besides sums by torch",
 }
 """Variant and phase -> what torch computes, which is in no floor."""

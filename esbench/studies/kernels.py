@@ -49,6 +49,7 @@ FORWARD = {
     1.15: (
         "FusedHadamard",
         "FusedLowRank(rank=1, regenerated=True)",
+        "FusedLowRank(rank=1, regenerated=True, values=uniform)",
         "FusedLowRankSign(regenerated=True)",
         "FusedSparsePerturbed(k=2)",
     ),
@@ -62,7 +63,11 @@ FORWARD = {
 """Largest multiple of base -> variants whose forward has this goal."""
 INFERENCE = {
     0.97: ("FusedLowRank(rank=1)", "FusedLowRankSign"),
-    0.95: ("FusedLowRank(rank=1, regenerated=True)", "FusedLowRankSign(regenerated=True)"),
+    0.95: (
+        "FusedLowRank(rank=1, regenerated=True)",
+        "FusedLowRank(rank=1, regenerated=True, values=uniform)",
+        "FusedLowRankSign(regenerated=True)",
+    ),
 }
 """Smallest share of the speed of plain inference, at width 8192 -> variants that have this goal."""
 BINARY: dict[Phase, float] = {"forward": 39e3, "sample": 220e3, "update": 90e3}
@@ -80,7 +85,8 @@ def _goals() -> Iterator[KernelGoal]:
     for variant in itertools.chain(*FORWARD.values()):
         if not variant.startswith("FusedDropout"):
             yield KernelGoal(variant, SQUARE, "update", UPDATE)
-    yield KernelGoal("FusedRegenerated", LARGEST, "forward", 2.5e9, in_ns=True)
+    for variant in ("FusedRegenerated", "FusedRegenerated(values=uniform)"):
+        yield KernelGoal(variant, LARGEST, "forward", 2.5e9, in_ns=True)
     yield from (KernelGoal("FusedBinary", BITS, phase, ns, in_ns=True) for phase, ns in BINARY.items())
 
 

@@ -262,8 +262,8 @@ def dense_noise() -> Iterator[Check]:
         yield Check(f"sum of drawn {values}, bfloat16", dense_rng.noise_sum_kernel, launch)
         launch = partial(philox.fill, empty(1024, 2**20), draw, law=law)
         yield Check(f"drawn {values} written out, bfloat16", philox.fill_kernel, launch)
-        factors = empty(8192, 1024, dtype=torch.int8 if signs else torch.bfloat16)
-        launch = partial(philox.fill, factors, layer_operands(torch.bfloat16).draw(), signs=signs)
+        factors = empty(8192, 1024, dtype=torch.int8 if law == "sign" else torch.bfloat16)
+        launch = partial(philox.fill, factors, layer_operands(torch.bfloat16).draw(), law=law)
         yield Check(f"drawn {values} of factors written out", philox.fill_kernel, launch)
 
 
@@ -301,7 +301,7 @@ def low_rank() -> Iterator[Check]:
             make = partial(launches.drawn_low_rank, rank=rank, law=law)
             yield from per_dtype(title, lowrank_rng.drawn_up_kernel, make, check_dtypes, positions=positions)
         title = f"drawn low rank, up, rank 1, {values}, wide"
-        make = partial(launches.drawn_low_rank, rank=1, signs=signs)
+        make = partial(launches.drawn_low_rank, rank=1, law=law)
         yield from per_dtype(title, lowrank_rng.drawn_up_kernel, make, dtypes[:1], **WIDE)
 
 

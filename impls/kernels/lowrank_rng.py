@@ -89,10 +89,10 @@ def down_tile(rank: int, width: int) -> tuple[int, int]:
 def default_tiling(dtype: torch.dtype, law: Law) -> Tiling:
     """Return the default tile sizes of the product.
 
-    A tile of 64 columns of normals or levels leaves registers for a second program on each multiprocessor,
-    which multiplies while the first one draws. Signs are drawn 128 columns at a time.
+    A tile of 64 columns of normals leaves registers for a second program on each multiprocessor, which
+    multiplies while the first one draws. Levels and signs are drawn 128 columns at a time.
     """
-    return Tiling(block_n=128 if law == "sign" else 64).keep_warps(dtype)
+    return Tiling(block_n=64 if law == "normal" else 128).keep_warps(dtype)
 
 
 @triton.jit(do_not_specialize=COUNTERS)
@@ -307,5 +307,5 @@ def low_rank_rng_product(
     return gemm.launch(
         tiling, (x_down, weight), *counters, kernel=drawn_up_kernel,
         OPTIONS=(rank, waits, law, is_aligned, images), FLATTEN=not images and rank == 1,
-        columns=128 if law == "sign" else 64, launch_pdl=waits,
+        columns=64 if law == "normal" else 128, launch_pdl=waits,
     )  # fmt: skip

@@ -53,7 +53,7 @@ def kept_share(blocks: int) -> float:
 ITERATIONS: Mapping[str, _Iterations] = {
     "product_kernel": _product,
     "drawn_up_kernel": _product,
-    "low_rank_down_kernel": lambda a: [math.ceil(a["inputs"] / (a["CALLS"] * (128 if a["SIGN"] else 4)))],
+    "low_rank_down_kernel": lambda a: [math.ceil(a["inputs"] / (a["CALLS"] * a["WIDTH"]))],
     "hadamard_rows_kernel": lambda _: [],
     "gather_kernel": lambda _: [],
     "fill_kernel": lambda _: [],
@@ -62,7 +62,7 @@ ITERATIONS: Mapping[str, _Iterations] = {
     "add_parts_kernel": lambda a: [*divmod(a["count"], 4)],  # unrolled by the compiler
     "column_sums_kernel": lambda a: [math.ceil(len(a["order"]) / (len(a["starts"]) - 1) / a["AT_ONCE"])],
     "few_rows_kernel": lambda a: [
-        math.ceil(a["inputs"] / 4 / a["CALLS"]),
+        math.ceil(a["inputs"] / (a["CALLS"] * a["WIDTH"])),
         math.ceil(a["inputs"] / a["BLOCK_K"]),
     ],
     "sample_bits_kernel": lambda a: [a["MEMBERS"] // a["AT_ONCE"]],
