@@ -159,6 +159,7 @@ def kernels(session: nox.Session) -> None:
     """
     install(session, *PROJECT, *group("test"))
     session.run("python", "-m", "impls.kernels.compile_checks", *session.posargs)
+    session.run("python", "-m", "impls.kernels.compile_checks", "--candidates")
     interpreted = ("-W", "ignore::DeprecationWarning:triton.runtime.interpreter", "tests/kernels/launched")
     session.run("python", "-m", "pytest", *interpreted, env={"TRITON_INTERPRET": "1"})
 

@@ -98,7 +98,7 @@ GOALS = tuple(_goals())
 MeasuredCell = tuple[Measurement | Skipped, Ratio | None]
 """A row, and its time as a multiple of base."""
 _INTRODUCTION = (
-    "Kernels that compute the forward or the update of a scheme in one launch. Times come from the "
+    "Kernels that compute the forward or the update of a scheme in one or two launches. Times come from the "
     f"newest runs of the suites {' and '.join(f'`{name}`' for name in SUITES)} (`esbench run --suite "
     f"{SUITES[0]}` on a GPU). Goals are for an H200 in bfloat16 with CUDA graphs; a missed goal is "
     "reported and fails nothing. Tile sizes come from `impls/kernels/tuned` if the GPU is listed there, "

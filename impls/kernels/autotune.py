@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -32,7 +32,7 @@ from triton.testing import do_bench_cudagraph
 
 from esbench import store
 from esbench.errors import UserError
-from impls.kernels import launches, tiling
+from impls.kernels import blocks, gemm, launches, lowrank_rng, outer, tiling
 from impls.kernels.launches import Launch, Operands
 from impls.kernels.tiling import DTYPE, Configuration, Table, Tiling, read_table, round_up_sizes, table_path
 
@@ -40,38 +40,62 @@ MIN_GAIN = 0.01
 """The default stays unless another candidate takes less time by more than this fraction."""
 
 
-def _tilings(*sizes: tuple[int, int, int, int, int]) -> tuple[Tiling, ...]:
-    """Return tilings of these block_m, block_n, block_k, num_warps and num_stages."""
-    return tuple(Tiling(m, n, k, 8, warps, stages) for m, n, k, warps, stages in sizes)
+def _tilings(*sizes: tuple[int, ...]) -> tuple[Tiling, ...]:
+    """Return tilings of these block_m, block_n, block_k, num_warps, num_stages and, if not 1, programs."""
+    return tuple(Tiling(m, n, k, 8, *more) for m, n, k, *more in sizes)
 
 
-# Rows, columns, channels, warps and stages. Two or three programs of 4 warps fit on a processor of an H100:
-# one multiplies while another writes its result. Tiles of 128x256 read the least from the L2 cache.
-_PLAIN = _tilings(
-    (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (128, 256, 32, 8, 4), (256, 128, 64, 8, 3),
-    (128, 128, 64, 8, 3), (128, 128, 64, 8, 4), (128, 128, 128, 8, 3), (128, 128, 64, 4, 3),
-    (128, 128, 32, 4, 4), (256, 64, 64, 8, 3), (64, 256, 64, 4, 3), (64, 256, 32, 4, 4),
+# Rows, columns, channels, warps, stages and programs. Every candidate compiles for capability 9.0 without
+# spills and fits into 227 KiB of shared memory: `python -m impls.kernels.compile_checks --candidates` checks
+# it.
+#
+# Most kernels have one program on each multiprocessor that loops over tiles, `gemm.product_kernel`, by
+# default of 128x256x64 with 8 warps and 3 stages. These tiles read the least from the L2 cache, 48 bytes in
+# a cycle of the tensor cores, and a fourth stage does not fit beside the operands that end a tile; stages of
+# 32 channels are half as large. What ends a tile, about a tenth of the time, is hidden only by a second
+# program on the multiprocessor. Two fit with 4 warps or few columns; their smaller tiles read 64 to 96 bytes
+# in a cycle.
+_TWO_PROGRAMS = _tilings(
+    (64, 256, 32, 4, 4, 2), (64, 128, 64, 4, 3, 2), (128, 64, 64, 8, 3, 2), (64, 128, 64, 8, 3, 2),
+    (64, 64, 64, 4, 4, 2),
+)  # fmt: skip
+_ENDED = (
+    *_tilings((128, 256, 32, 8, 4), (128, 128, 64, 8, 3), (128, 128, 64, 8, 4), (64, 256, 64, 8, 3)),
+    *_TWO_PROGRAMS,
+)
+"""For kernels that load further operands, such as noise, when the sums of a tile are complete."""
+_PLAIN = (
+    *_tilings((128, 256, 64, 8, 4), (256, 128, 64, 8, 3), (128, 128, 128, 8, 3), (128, 128, 32, 4, 4, 2)),
+    *_ENDED,
+)
+"""For kernels that load nothing at the end of a tile."""
+_THROUGH_REGISTERS = (
+    *_tilings((128, 128, 32, 8, 4), (128, 128, 32, 4, 4, 2)),
+    *_ENDED,
+)
+"""For kernels that compute with tiles of x in the loop of the product: more warps share this work."""
+_NORMALS = _tilings(
+    (128, 64, 64, 8, 3, 2), (128, 64, 32, 8, 4, 2), (128, 64, 64, 4, 3, 2), (64, 128, 64, 8, 3, 2),
+    (64, 64, 64, 4, 3, 3), (64, 64, 128, 4, 3, 2), (256, 64, 64, 8, 3), (128, 128, 128, 8, 3),
+)  # fmt: skip
+"""For kernels that draw normals when the sums are complete, of which few columns fit in registers."""
+_LEVELS = _tilings(
+    (128, 64, 64, 8, 3, 2), (128, 64, 32, 8, 4, 2), (64, 128, 64, 8, 3, 2), (64, 64, 64, 4, 3, 3),
+    (64, 64, 128, 4, 3, 2), (128, 128, 32, 8, 4), (128, 128, 64, 8, 4), (64, 256, 32, 4, 4, 2),
+    (128, 256, 32, 8, 4), (128, 256, 64, 8, 3), (256, 64, 64, 8, 3),
+)  # fmt: skip
+"""For kernels that draw levels, which take fewer registers."""
+_BLOCKS = _tilings(
+    (128, 128, 64, 8, 4), (128, 128, 128, 8, 3), (256, 64, 64, 8, 3), (64, 128, 64, 4, 3),
+    (128, 64, 64, 4, 3), (64, 64, 64, 4, 4),
+)  # fmt: skip
+"""For dropped blocks, whose kernel has a program for each tile and loads by pointers."""
+_SUMS = _tilings(
+    (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (128, 256, 32, 8, 4), (128, 128, 64, 8, 3),
+    (128, 128, 128, 8, 3), (128, 128, 32, 4, 4), (256, 64, 64, 8, 3), (64, 256, 32, 4, 4),
     (64, 128, 64, 4, 3), (128, 64, 64, 4, 3), (64, 64, 64, 4, 4),
 )  # fmt: skip
-"""For kernels that multiply tiles as loaded, and add noise when the sums are complete."""
-_THROUGH_REGISTERS = _tilings(
-    (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (128, 256, 32, 8, 4), (128, 128, 64, 8, 3),
-    (128, 128, 64, 8, 4), (128, 128, 32, 8, 4), (128, 128, 32, 4, 4), (64, 256, 64, 8, 3),
-    (64, 256, 32, 4, 4), (64, 128, 64, 8, 3), (64, 128, 64, 4, 3), (128, 64, 64, 8, 3),
-    (64, 64, 64, 4, 4),
-)  # fmt: skip
-"""For kernels that compute with tiles of x in the loop of the product."""
-_HADAMARD = _tilings(
-    (128, 128, 64, 8, 4), (128, 64, 64, 8, 3), (128, 64, 32, 8, 4), (64, 256, 128, 8, 2),
-    (64, 256, 128, 8, 3), (64, 128, 64, 8, 3), (64, 128, 64, 4, 3), (64, 128, 128, 8, 3),
-    (64, 64, 64, 4, 4),
-)  # fmt: skip
-"""For Hadamard noise, whose tiles have at most two blocks of channels as columns."""
-_NORMALS = _tilings(
-    (128, 64, 64, 4, 3), (128, 64, 32, 8, 4), (256, 64, 64, 8, 3), (128, 128, 128, 8, 3),
-    (64, 128, 64, 8, 3), (64, 64, 64, 4, 3), (64, 64, 64, 4, 4), (64, 64, 128, 4, 3),
-)  # fmt: skip
-"""For kernels that draw normals for each row of a tile: more columns do not fit in registers."""
+"""For sums of outer products, which have a program for each tile and part, and load by pointers."""
 
 
 class Tunable(NamedTuple):
@@ -83,12 +107,14 @@ class Tunable(NamedTuple):
         extra_sizes: sizes besides rows, outputs and inputs that tile sizes depend on, such as ranks. Each
             tuple is a task.
         is_sum: whether the kernel computes a sum over rows instead of a product.
+        kernel: the kernel whose tiles are tuned; a launch may have others.
     """
 
     make: Callable[..., Launch]
     candidates: Sequence[Tiling]
     extra_sizes: Sequence[tuple[int, ...]] = ((),)
     is_sum: bool = False
+    kernel: Any = gemm.product_kernel
 
     def launch(self, sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> Launch:
         """Make operands of these sizes, and return the launch."""
@@ -96,24 +122,37 @@ class Tunable(NamedTuple):
 
 
 TUNABLES: Mapping[str, Tunable] = {
-    "hadamard": Tunable(launches.hadamard_noise, _HADAMARD),
-    "low rank": Tunable(launches.low_rank, _THROUGH_REGISTERS, [(1,), (4,)]),
-    "drawn low rank": Tunable(launches.drawn_low_rank, _NORMALS, [(1,)]),
+    "hadamard": Tunable(launches.hadamard_noise, _ENDED),
+    "low rank": Tunable(launches.low_rank, _ENDED, [(1,), (4,)]),
+    "drawn low rank": Tunable(launches.drawn_low_rank, _NORMALS, [(1,)], kernel=lowrank_rng.drawn_up_kernel),
     "drawn low rank of levels": Tunable(
-        functools.partial(launches.drawn_low_rank, law="uniform"), _NORMALS, [(1,)]
+        functools.partial(launches.drawn_low_rank, law="uniform"),
+        _LEVELS,
+        [(1,)],
+        kernel=lowrank_rng.drawn_up_kernel,
     ),
     "drawn low rank of signs": Tunable(
-        functools.partial(launches.drawn_low_rank, law="sign"), _PLAIN, [(1,)]
+        functools.partial(launches.drawn_low_rank, law="sign"),
+        _PLAIN,
+        [(1,)],
+        kernel=lowrank_rng.drawn_up_kernel,
     ),
-    "sparse": Tunable(launches.sparse_noise, _PLAIN, [(1,), (2,)]),
+    "sparse": Tunable(launches.sparse_noise, _ENDED, [(1,), (2,)]),
     "flipped": Tunable(launches.flips, _THROUGH_REGISTERS),
     "two products": Tunable(launches.two_products, _PLAIN, [(1024,), (512,), (128,)]),
     "dropped inputs": Tunable(launches.dropout_product, _THROUGH_REGISTERS),
-    "dropped outputs": Tunable(functools.partial(launches.dropout_product, side="out"), _PLAIN),
-    "dropped blocks": Tunable(launches.block_dropout_product, _PLAIN, [(1, 2, 4), (2, 2, 8)]),
-    "outer products": Tunable(launches.outer_products, _PLAIN, is_sum=True),
+    "dropped outputs": Tunable(functools.partial(launches.dropout_product, side="out"), _ENDED),
+    "dropped blocks": Tunable(
+        launches.block_dropout_product, _BLOCKS, [(1, 2, 4), (2, 2, 8)], kernel=blocks.kept_blocks_kernel
+    ),
+    "outer products": Tunable(
+        launches.outer_products, _SUMS, is_sum=True, kernel=outer.weighted_outer_kernel
+    ),
     "outer products of signs": Tunable(
-        functools.partial(launches.outer_products, signs=True), _PLAIN, is_sum=True
+        functools.partial(launches.outer_products, signs=True),
+        _SUMS,
+        is_sum=True,
+        kernel=outer.weighted_outer_kernel,
     ),
 }
 """Every kernel that can be tuned, by its name in tables."""

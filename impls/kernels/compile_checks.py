@@ -441,37 +441,84 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="compile for 90 only, and renew these kernels in the record instead of comparing",
     )
+    parser.add_argument(
+        "--candidates",
+        action="store_true",
+        help="compile the tile sizes that `nox -s tune` tries instead, for 90 only",
+    )
     options = parser.parse_args(arguments)
     if not hasattr(triton, "__version__"):
         sys.stderr.write("kernels: triton, which is for Linux only, is not installed here\n")
         return 2
-    selected = [check for check in checks() if fnmatchcase(check.title, options.kernels)]
-    renews_all = options.record and options.kernels == "*"
-    capabilities = (RECORDED,) if options.record else options.capability or CAPABILITIES
-    recorded = None if renews_all else compiled_kernels.read(record.PATH)
+    if options.candidates:
+        return compile_candidates(options.kernels)
+    return compile_checks(options.kernels, options.capability or CAPABILITIES, renew=options.record)
+
+
+def compile_checks(kernels: str, capabilities: Sequence[int], *, renew: bool) -> int:
+    """Compile the checks whose titles match a glob; compare them with the record, or renew it.
+
+    Returns:
+        0; 1 if one fails.
+    """
+    recorded = None if renew and kernels == "*" else compiled_kernels.read(record.PATH)
     is_same_compiler = recorded is not None and recorded.triton == triton.__version__
     if recorded and not is_same_compiler:
         sys.stderr.write(f"kernels: {other_compiler(recorded)}\n")
-    failed, kernels = False, []
-    for check in selected:
-        for capability in capabilities:
-            try:
-                compiled = check.compile(capability)
-            except Exception as error:  # noqa: BLE001  any error of the compiler or the assembler is the reason
-                problems = [f"does not compile: {type(error).__name__}: {error}".splitlines()[0]]
-            else:
-                kernels.append(compiled.kernel)
-                problems = compiled.problems(check.instruction)
-                if recorded and not options.record and capability == RECORDED:
-                    problems += compiled.changes(recorded)
-                sys.stdout.write(f"{describe(compiled)}\n")
-            for problem in problems:
-                sys.stderr.write(f"kernels: {check.title} for {capability} {problem}\n")
-                failed = True
-    if options.record:
-        kept = recorded.kernels if recorded and is_same_compiler else ()
-        write_record((*kept, *kernels))
+    failed, renewed = False, []
+    for check in checks():
+        if not fnmatchcase(check.title, kernels):
+            continue
+        for capability in (RECORDED,) if renew else capabilities:
+            compiled, problems = try_compiling(check, capability)
+            if compiled and renew:
+                renewed.append(compiled.kernel)
+            elif compiled and recorded and capability == RECORDED:
+                problems += compiled.changes(recorded)
+            failed |= print_problems(f"{check.title} for {capability}", problems)
+    if renew:
+        write_record((*(recorded.kernels if recorded and is_same_compiler else ()), *renewed))
     return int(failed)
+
+
+def compile_candidates(kernels: str) -> int:
+    """Compile all candidates of tunable kernels whose tasks match a glob, for the first of their shapes.
+
+    Returns:
+        0; 1 if one does not compile, spills, or has more programs than fit on a multiprocessor.
+    """
+    from impls.kernels import autotune  # noqa: PLC0415  needs triton
+
+    failed, first = False, sorted(autotune.SHAPES[0])
+    for task in autotune.TASKS:
+        if sorted(task.sizes[:3]) != first or not fnmatchcase(str(task), kernels):
+            continue
+        tunable = autotune.TUNABLES[task.kernel]
+        launch = tunable.launch(task.sizes, BFLOAT16.dtype, META)
+        for candidate in tunable.candidates:
+            check = Check(f"{task} with {candidate}", tunable.kernel, partial(launch, candidate))
+            compiled, problems = try_compiling(check, RECORDED)
+            if compiled and candidate.programs > compiled.kernel.fitting_programs:
+                problems.append(f"fits {compiled.kernel.fitting_programs} times on a multiprocessor")
+            failed |= print_problems(check.title, problems)
+    return int(failed)
+
+
+def try_compiling(check: Check, capability: int) -> tuple[Compiled | None, list[str]]:
+    """Compile a kernel and print its figures; return it, if it compiles, and its faults."""
+    try:
+        compiled = check.compile(capability)
+    except Exception as error:  # noqa: BLE001  any error of the compiler or the assembler is the reason
+        return None, [f"does not compile: {type(error).__name__}: {error}".splitlines()[0]]
+    sys.stdout.write(f"{describe(compiled)}\n")
+    return compiled, compiled.problems(check.instruction)
+
+
+def print_problems(title: str, problems: Sequence[str]) -> bool:
+    """Print the faults of a kernel; return whether there are any."""
+    for problem in problems:
+        sys.stderr.write(f"kernels: {title} {problem}\n")
+    return bool(problems)
 
 
 def describe(compiled: Compiled) -> str:

@@ -183,7 +183,7 @@ class AbstractFusedLowRank(AbstractFused[Factors | RedrawnFactors]):
 @variant(rank=(1, 4), source="EGGROLL, arXiv:2511.16652; the kernel is ours")
 @dataclass(frozen=True)
 class FusedLowRank(AbstractFusedLowRank):
-    """:class:`~impls.schemes.lowrank.LowRank` in one kernel without a further pass over x or y.
+    """:class:`~impls.schemes.lowrank.LowRank` in two kernels, with another pass over x but none over y.
 
     With ``regenerated`` the kernels of the forward draw the factors from the stream ``philox``: the first one
     ``down``, once for each block of a member's rows, and the product's kernel ``up``. Drawn normals differ
@@ -217,7 +217,7 @@ class FusedLowRank(AbstractFusedLowRank):
 @variant(source="the rank-one case of EGGROLL, arXiv:2511.16652, with signs; the kernel is ours")
 @dataclass(frozen=True)
 class FusedLowRankSign(AbstractFusedLowRank):
-    """:class:`~impls.schemes.lowrank.LowRankSign` in one kernel, as :class:`FusedLowRank`.
+    """:class:`~impls.schemes.lowrank.LowRankSign` in two kernels, as :class:`FusedLowRank`.
 
     Drawn signs are the stream's in every dtype.
 

@@ -16,7 +16,8 @@ import triton
 
 from esbench import compiled as compiled_kernels
 from esbench.compiled import Code, CompiledKernel, Executed, Record
-from impls.kernels import compile_checks, gemm, launches, record, sparse
+from impls.kernels import autotune, compile_checks, gemm, launches, record, sparse
+from impls.kernels.autotune import Task, Tunable
 from impls.kernels.compile_checks import (
     WGMMA,
     Check,
@@ -26,6 +27,7 @@ from impls.kernels.compile_checks import (
     main,
     other_compiler,
 )
+from impls.kernels.tiling import Tiling
 
 PTX = """
     .reg .pred %p<2>;
@@ -168,3 +170,22 @@ def test_the_command_prints_resources_or_the_reason_why_a_kernel_does_not_compil
     monkeypatch.setattr(compile_checks, "triton", object())
     assert main([]) == 2
     assert "triton, which is for Linux only, is not installed here\n" in capsys.readouterr().err
+
+
+def test_candidates_that_do_not_fit_are_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A candidate of the search for tile sizes fails if it does not compile or its programs do not fit."""
+    candidates = (Tiling(64, 64, 32, 8, 4, 2, programs=20), Tiling(64, 48, 32), Tiling(64, 64, 32, 8, 4, 2))
+    tunable = Tunable(launches.sparse_noise, candidates, [(1,)])
+    monkeypatch.setattr(autotune, "TUNABLES", {"sparse": tunable})
+    shape = autotune.SHAPES[0]
+    monkeypatch.setattr(autotune, "TASKS", (Task("sparse", (*shape, 1)), Task("sparse", (2, 2, 2, 1))))
+    assert main(["--candidates"]) == 1
+    out, err = capsys.readouterr()
+    assert re.fullmatch(
+        r"kernels: sparse .* fits \d times on a multiprocessor\nkernels: .* does not .*\n", err
+    )
+    assert len(out.splitlines()) == 2
+    monkeypatch.setattr(autotune, "TUNABLES", {"sparse": tunable._replace(candidates=candidates[2:])})
+    assert main(["--candidates", "--kernels", "sparse*"]) == 0
