@@ -24,6 +24,7 @@ from impls import (
     perturb,
 )
 from impls.perturbation import philox
+from impls.perturbation.noise import PhiloxStream
 from impls.perturbation.philox import BITS, NORMAL, UNIFORM, Distribution, DrawKey, integers_below
 from impls.perturbation.scheme import AnyScheme
 
@@ -49,6 +50,16 @@ def test_normals_are_those_of_the_cpu_up_to_its_functions() -> None:
     here, there = fill(NORMAL, "cuda"), fill(NORMAL, "cpu")
     # Radius and angle are below 7, and each is off by a few roundings.
     assert float((here - there).abs().max()) < 64 * torch.finfo(torch.float32).eps
+
+
+def test_levels_are_those_of_the_cpu() -> None:
+    """Uniform noise has the same bits on the GPU as on the CPU, in every dtype."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        here, there = (
+            PhiloxStream(1, 2, "0.weight", range(2**31 - 2, 2**31 + 2), torch.device(device), dtype)
+            for device in ("cpu", "cuda")
+        )
+        assert torch.equal(there.levels("dense", 3, 333).cpu(), here.levels("dense", 3, 333))
 
 
 def capture(call: Callable[[], Sequence[Tensor]]) -> tuple[torch.cuda.CUDAGraph, Sequence[Tensor]]:
