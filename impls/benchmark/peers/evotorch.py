@@ -22,8 +22,9 @@ from impls.benchmark.peers.workload import (
 class EvoTorchSearch(AbstractOpenSearch):
     """The state of functional PGPE."""
 
-    def __init__(self, task: Task, algorithms: Any, net: Any) -> None:  # noqa: ANN401  modules of the library
+    def __init__(self, task: Task, chunk_size: int, algorithms: Any, net: Any) -> None:  # noqa: ANN401  modules
         self._task, self._algorithms = task, algorithms
+        self._chunk_size = chunk_size or None
         self._network = net.make_functional_module(task.model, disable_autograd_tracking=True)
         self._state = algorithms.pgpe(
             center_init=task.start,
@@ -47,7 +48,7 @@ class EvoTorchSearch(AbstractOpenSearch):
         def loss(parameters: Tensor) -> Tensor:
             return cross_entropy(self._network(parameters, x), self._task.y)
 
-        losses: Tensor = torch.func.vmap(loss, chunk_size=PART)(drawn)
+        losses: Tensor = torch.func.vmap(loss, chunk_size=self._chunk_size)(drawn)
         return losses
 
     @override
@@ -70,19 +71,23 @@ class EvoTorchSearch(AbstractOpenSearch):
 @variant(
     operators=OPERATORS,
     version="0.6.1",
+    chunk_size=(0, PART),
     source="https://docs.evotorch.ai/latest/reference/evotorch/algorithms/functional/funcpgpe",
 )
 @dataclass(frozen=True)
 class EvoTorch(AbstractLibrary):
     """Functional PGPE with symmetric sampling, centered ranks, SGD and a constant sigma.
 
-    ``vmap`` evaluates 128 members at a time.
+    ``vmap`` evaluates ``chunk_size`` members at a time, 0 for all.
     """
 
     NAME: ClassVar[str] = "evotorch"
+    chunk_size: int = 0
 
     @override
     def search(self, task: Task) -> AbstractSearch:
         return EvoTorchSearch(
-            task, *self.modules("evotorch.algorithms.functional", "evotorch.neuroevolution.net")
+            task,
+            self.chunk_size,
+            *self.modules("evotorch.algorithms.functional", "evotorch.neuroevolution.net"),
         )

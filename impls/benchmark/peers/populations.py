@@ -94,7 +94,7 @@ class PopulationSearch(AbstractOpenSearch):
         return parameters_to_vector(self._model.parameters()).detach()
 
 
-@variant(operators=OPERATORS, scheme="SparsePerturbed", part=BLOCK, rows=8, source="ours: docs/training.md")
+@variant(operators=OPERATORS, scheme="SparsePerturbed", part=BLOCK, rows=16, source="ours: docs/training.md")
 @variant(operators=OPERATORS, scheme="LowRank", part=BLOCK, source="ours: docs/training.md")
 @variant(operators=OPERATORS, scheme=tuple(SCHEMES), source="ours: docs/training.md")
 @dataclass(frozen=True)
