@@ -79,7 +79,7 @@ def test_an_estimate_adds_what_nothing_hides() -> None:
         KERNEL,
         title="low rank, down, rank 1, bfloat16",
         code=Code(once=Executed(1, 0), tile=Executed(0, 0), steps=(), descriptor_loads=0),
-        work=msgspec.structs.replace(WORK, iterations=()),
+        work=msgspec.structs.replace(WORK, iterations=(), overlaps=False),
     )
     goal = KernelGoal("FusedLowRankSign", SQUARE, "forward", 1.1)
     for work, gap_ns in ((WORK, 0.0), (msgspec.structs.replace(WORK, overlaps=False), GAP_NS)):

@@ -27,23 +27,25 @@ def test_loops_are_counted_apart_from_what_is_around_them() -> None:
     """An inner loop has steps, an outer one executes more; a wait and a subroutine add nothing."""
     found = code(
         "MOV R1, c[0x0][0x28]",
-        "@P0 CALL.REL.NOINC L44",
+        "@P0 CALL.REL.NOINC L46",
         *WORK,  # 2: a tile begins
-        "@!P1 BRA L42",  # 14: waits out of line
+        "@!P1 BRA L43",  # 14: waits out of line
         PRODUCT,  # 15: a step
         *WORK,
         "@P1 BRA L15",  # 28
         *WORK,
         "@P2 BRA L2",  # 41: the next tile
-        "SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [R2], R3",  # 42
         "EXIT",
-        "RET.REL.NODEC R2",
+        "SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [R2], R3",  # 43
+        "@!P1 BRA L43",
+        "BRA L15",
+        "RET.REL.NODEC R2",  # 46
     )
-    assert found.once == Executed(4, 0)  # with the instruction that is reached from line 41 and by a wait
-    assert found.tile == Executed(26, 0)
+    assert found.once == Executed(3, 0)
+    assert found.tile == Executed(29, 0)  # with the wait
     assert found.steps == (Executed(14, FLOPS),)
     assert found.loop_instructions == 14
-    assert found.other_instructions == 30
+    assert found.other_instructions == 32
 
 
 def test_a_loop_over_tiles_and_channels_has_steps_that_end_a_tile() -> None:
