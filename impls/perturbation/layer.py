@@ -27,7 +27,12 @@ from typing_extensions import override
 
 from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.noise import STREAMS, Noise, NoiseStream
-from impls.perturbation.operators import AbstractOperator, ChannelAffine, TransposedLinear
+from impls.perturbation.operators import (
+    AbstractOperator,
+    ChannelAffine,
+    TransposedLinear,
+    has_equal_members,
+)
 from impls.perturbation.scheme import (
     AbstractDenseScheme,
     AbstractRowScheme,
@@ -96,9 +101,10 @@ class ScaleScheme(AbstractDenseScheme[ScaleNoise]):
         values = noise.values
         if not isinstance(op, ChannelAffine) or weight.dtype.itemsize < torch.float32.itemsize:
             return super().forward(op, weight, noise, x, sigma)
-        # The members' scales are small, so that they are written out: one pass over the activations.
+        # The members' scales W + sigma E_m are small: written out, they take one pass over the activations.
         if not isinstance(sigma, Tensor):
             return op.apply_per_member(x, weight + sigma * values)
+        # Antithetic halves: sigma is the same for all repeats of a half.
         sides = sigma.view(2, -1)[:, :1].view(2, *[1] * values.dim())
         scales = op.bias((weight + sides * values).flatten(0, 1), x).unflatten(0, (2, -1))
         return (x.unflatten(0, (2, -1)) * scales.unsqueeze(1)).flatten(0, 1)
@@ -481,8 +487,10 @@ class PerturbedLayer:
         if self.bias is not None and noise.bias is not None:
             bias = self.bias.detach()
             biases = torch.cat([torch.add(bias, noise.bias, alpha=scale) for scale in scales])
-        x = op.from_batch(rows, members).unflatten(0, (len(scales), -1)).transpose(0, 1)
-        y = op.apply_with_biases(x.flatten(1, 2), weights, biases)
+        x = op.from_batch(rows, members).unflatten(0, (len(scales), -1)).transpose(0, 1).flatten(1, 2)
+        if has_equal_members(x):  # rows of one memory have different derivatives
+            x = x.contiguous()
+        y = op.apply_with_biases(x, weights, biases)
         y = y.unflatten(1, (len(scales), members)).transpose(0, 1).flatten(0, 1)
         return op.to_batch(y, rows)
 

@@ -373,6 +373,21 @@ def test_a_model_may_differentiate_its_layers(run: Any) -> None:
         assert all(parameter.grad is None for parameter in population.model.parameters())
 
 
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(nn.Linear(4, 3, bias=False), (4,)), (nn.Conv2d(2, 3, 2), (2, 3, 3))],
+    ids=["linear", "conv"],
+)
+def test_rows_of_one_memory_have_derivatives_of_their_members(
+    layer: nn.Module, shape: tuple[int, ...]
+) -> None:
+    """An expanded row has the derivatives of copies of the row."""
+    model = Use(fill(layer), lambda layer, x: torch.func.grad(lambda x: layer(x).square().sum())(x))
+    population = perturb(model, impls.Perturbed())
+    noise, x = population.sample(0), normal(1, *shape).expand(2 * population.members, *shape)
+    torch.testing.assert_close(population(x, noise=noise), population(x.contiguous(), noise=noise))
+
+
 class Tokens(nn.Module):
     """A layer, a table, a normalization and a module's own parameter."""
 
