@@ -1,4 +1,4 @@
-"""Low-rank noise whose correction is written first, so that the matrix product adds itself to it."""
+"""Low-rank noise whose correction is written first, so that ``addmm`` adds the matrix product to it."""
 
 import math
 from dataclasses import dataclass
@@ -19,8 +19,9 @@ from impls.schemes.lowrank import Factors, LowRank
 class AddmmLowRank(AbstractWrapper[Factors]):
     """:class:`~impls.schemes.lowrank.LowRank` by library calls: y = correction, then y += x W^T in place.
 
-    The wrapped scheme computes the product first and passes over it again. Here the product of the library
-    reads and overwrites y where it would only write it. A convolution, which cannot, is added to y in a pass.
+    The wrapped scheme computes the product first, and adds the correction in another pass. Here ``addmm``
+    reads y and overwrites it, where a plain product would only write it. Convolutions have no such call, and
+    tokens another memory layout: their product is added to y in another pass.
 
     Memory    same as the wrapped scheme.
     Work      same as the wrapped scheme; y is written once for each rank and once by the product, and read as
@@ -48,10 +49,12 @@ class AddmmLowRank(AbstractWrapper[Factors]):
     def forward(
         self, op: AbstractOperator, weight: Tensor, noise: Factors, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
-        # Contiguous, because the layout of inner is that of y, which addmm has to view as a matrix.
-        inner = (op.apply_per_member(x, noise.down) * (sigma / math.sqrt(self.rank))).contiguous()
-        y = inner[:, :, :, :1] * append_axes(noise.up[:, :, 0], inner[0])
-        add_factor_products(y, inner[:, :, :, 1:], noise.up[:, :, 1:])
+        inner = op.apply_per_member(x, noise.down)
+        # Contiguous, because the layout of y is that of its factor, and addmm has to view y as a matrix.
+        scaled = (inner * (sigma / math.sqrt(self.rank))).contiguous()
+        y = scaled[:, :, :, :1] * append_axes(noise.up[:, :, 0], scaled[0])
+        y = y.to(inner.dtype)  # with autocast, that of products
+        add_factor_products(y, scaled[:, :, :, 1:], noise.up[:, :, 1:])
         return op.add_shared_to(y, 1.0, x, weight)
 
     @override

@@ -275,7 +275,7 @@ def test_shared_parameters_share_noise() -> None:
 
 def test_autocast_reaches_the_members() -> None:
     """Under autocast outputs have the narrow dtype and are close to the outputs in float32."""
-    for scheme in SCHEMES:
+    for scheme in (*SCHEMES, impls.AddmmLowRank(2)):
         model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
         population = impls.perturb(model, scheme, members=3, sigma=0.3, antithetic=True)
         noise, x = population.sample(0), torch.linspace(-1, 1, 48).view(6, 8)
