@@ -71,8 +71,8 @@ SCALES: tuple[Any, ...] = (0.0, 0.3, torch.tensor([0.5, -0.5]).double())
 
 @pytest.mark.parametrize(
     ("operator", "space"),
-    [(Linear(), ()), (Linear(), (5,)), (Convolution(padding=1), (4, 5))],
-    ids=["linear", "tokens", "convolution"],
+    [(Linear(), ()), (Linear(), (5,)), (Linear(), (1,)), (Convolution(padding=1), (4, 5))],
+    ids=["linear", "tokens", "one token", "convolution"],
 )
 def test_a_product_adds_to_its_output(operator: Any, space: tuple[int, ...]) -> None:
     """The result is scale * output plus the product, also in a strided view; scale 0 overwrites NaN there."""

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import msgspec
@@ -128,21 +128,23 @@ def test_odd_shapes_are_right_or_refused(entry: Entry) -> None:
 
 @every_scheme
 def test_products_with_the_transpose_agree_with_the_reference(entry: Entry) -> None:
-    """The transpose of each member's weight, as a tied decoder uses it, with plain and antithetic halves."""
+    """The transpose of each member's weight, as a tied decoder uses it: of rows and tokens, also antithetic."""
     scheme = scheme_of(entry)
     if not suits(entry, PLAIN) or scheme.learns_from_rows:
         return
 
-    def check(o: int, i: int, sigma: float | Tensor) -> None:
-        x, weight = normal(2, 7, 1, o), normal(1, o, i)
+    def check(o: int, i: int, tokens: int, sigma: float | Tensor) -> None:
+        rows, weight = normal(2, 7, 1, tokens or 1, o), normal(1, o, i)
+        x = rows.mT if tokens else rows[..., 0, :]
+        scale = sigma[..., 0] if isinstance(sigma, Tensor) and not tokens else sigma
         noise = scheme.prepare(scheme.sample(weight, make_stream(range(3, 10))), weight, 0.1)
-        y = scheme.forward_transposed(TransposedLinear(), weight, noise, x, sigma)
-        expected = x @ weight + sigma * (x.unsqueeze(3) @ scheme.dense_noise(noise)).squeeze(3)
-        torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+        y = scheme.forward_transposed(TransposedLinear(), weight, noise, x, scale)
+        expected = rows @ weight + sigma * (rows @ scheme.dense_noise(noise))
+        torch.testing.assert_close(y.mT if tokens else y.unsqueeze(3), expected, rtol=1e-12, atol=1e-12)
 
-    signed = torch.tensor([0.1, -0.1]).double().view(2, 1, 1, 1)
+    signed = torch.tensor([0.1, -0.1]).double().view(2, 1, 1, 1, 1)
     with torch.no_grad():
-        check_each(((o, i, sigma) for o, i in ((5, 12), (12, 5)) for sigma in (0.1, signed)), check)
+        check_each(product((5, 12), (12, 5), (0, 3), (0.1, signed)), check)
 
 
 @every_scheme
