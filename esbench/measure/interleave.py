@@ -30,8 +30,8 @@ NARROW = 0.01
 VISIT_NS = 2e6
 """A visit lasts at least this long, so that switching between variants does not dominate it."""
 UNTIMED_NS = 2e7
-"""A visit of calls that are shorter than this begins with one that is not timed: caches hold what the variant
-before left there, and its threads may still be waiting for more work."""
+"""If a call is shorter than this, a visit begins with one that is not timed: caches hold the data of the
+variant before, whose threads may still be waiting for more work."""
 MAX_CALLS = 64
 """The most calls of a visit: every sample is stored."""
 FLAT = 0.002

@@ -30,11 +30,11 @@ SHAPES = (
 # Tiles of the kernel
 
 TILE_POSITIONS, TILE_WARPS = 256, 8
-"""A tile has all outputs of these positions, of which each thread has one for each output."""
+"""A tile has all output channels at this many positions; each thread computes one position."""
 STEP_CHANNELS = 64
 """Channels multiplied at once, for one tap."""
 TILE_INSTRUCTIONS = 300
-"""An assumption: what a warp executes for a tile besides its steps, of which base has 700 for 128 x 256."""
+"""Assumed instructions of a warp for a tile besides its steps; base has 700 for tiles of 128 x 256."""
 STEP_KERNEL = "two products, bfloat16"
 """The compile check whose loop, of loads by descriptors and a product, has the instructions of a step."""
 

@@ -27,9 +27,9 @@ CACHE_BYTES = 64
 REACHED = 0.9
 """Share of the memory's rate that a kernel reaches."""
 START_NS = 3000.0
-"""The launch, the loads of the first tiles and the writes of the last ones: of base, too."""
+"""The launch, the loads of the first tiles and the writes of the last ones; base takes them, too."""
 GAP_NS = 1000.0
-"""From the end of a kernel to the beginning of the next one, unless that may begin earlier."""
+"""Between the end of a kernel and the beginning of the next one, unless that one may begin earlier."""
 
 
 class Floors(NamedTuple):
@@ -171,7 +171,7 @@ TORCH: Mapping[tuple[str, Phase], str] = {
     ("FusedLowRank(rank=1, regenerated=True, values=uniform)", "update"): "besides sums by torch",
     ("FusedLowRankSign(regenerated=True)", "update"): "besides sums by torch",
 }
-"""Variant and phase -> what torch computes, which is in no floor."""
+"""Variant and phase -> what torch computes, which no floor includes."""
 
 
 def kernels_of(goal: KernelGoal) -> tuple[str, ...]:

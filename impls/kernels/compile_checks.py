@@ -1,8 +1,8 @@
 """Compile every kernel for GPUs that need not be present: ``python -m impls.kernels.compile_checks``.
 
 Each check calls a launcher with tensors of the device ``meta`` and compiles the kernel instead of launching.
-The code must use tensor cores where the dtype has them, spill no registers, fit into shared memory, and be
-like that in the committed record (:mod:`impls.kernels.record`), which ``--record`` renews. ``nox -s kernels``
+The code must use tensor cores where the dtype has them, spill no registers, fit into shared memory, and agree
+with the committed record (:mod:`impls.kernels.record`), which ``--record`` renews. ``nox -s kernels``
 runs all checks; the tests run one check of each kernel.
 
 Exit codes: 0 done; 1 a check fails; 2 triton is not installed.

@@ -18,7 +18,7 @@ _TENSOR_SHAPE = re.compile(r"(?:(\d+)x(\d+)x(\d+)|\.(16)(8)(8|16|32))")
 DESCRIPTOR_LOAD = "UTMALDG"
 """The instruction that loads a tile by a descriptor."""
 WAIT_INSTRUCTIONS = 10
-"""A loop with fewer instructions that tests a barrier only waits, and is counted as if it never repeats."""
+"""A loop with fewer instructions only waits at a barrier, and is counted as if it never repeats."""
 
 
 class Instruction(NamedTuple):

@@ -122,7 +122,7 @@ class NoiseStream(ABC):
     def split(self, numbers: int, max_bytes: int) -> Iterator[tuple[int, int, Self]]:
         """Yield (start, stop) of each piece to draw noise in, and its stream; 0 is the first member.
 
-        Each stream draws once, in this order; drawing may overwrite the values of the piece before.
+        Each stream draws once, in this order; drawing may overwrite the values of the previous piece.
 
         Args:
             numbers: how many values of the stream's dtype a member draws.
@@ -182,15 +182,15 @@ class NoiseStream(ABC):
         return replace(self, members=self.members[start:stop])
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return memory for values."""
+        """Return an uninitialized tensor."""
         return torch.empty(shape, device=self.device, dtype=dtype)
 
 
 class _Parts:
-    """What the streams of a block's parts share: generators and memory, which each part uses in turn.
+    """Generators and memory that the streams of a block's parts share, and use one after another.
 
-    Parts that allocate megabytes and free them take twice as long where the C library returns the memory to
-    the system each time.
+    If each part allocated its own megabytes, and the C library returned them to the system each time, drawing
+    would take twice as long.
     """
 
     def __init__(self) -> None:
@@ -205,7 +205,8 @@ class BlockStream(NoiseStream):
     Attributes:
         end: end of the last block; None: the end of ``members``. The bits of a block depend on its length, so
             a narrowed stream keeps the end of the stream that it was made from.
-        parts: what it shares with the streams of other parts of a block; None for other streams.
+        parts: what it shares with the streams of the other parts of its block; None for a stream that is not
+            a part.
     """
 
     SHARD_MULTIPLE = BLOCK
@@ -278,7 +279,7 @@ class BlockStream(NoiseStream):
         if self.parts is None:
             return super()._empty(shape, dtype)
         count, memory = math.prod(shape), self.parts.memory
-        if dtype not in memory or len(memory[dtype]) < count:
+        if dtype not in memory:  # the first part is the largest
             memory[dtype] = super()._empty((count,), dtype)
         return memory[dtype][:count].view(shape)
 

@@ -117,8 +117,8 @@ def no_rows_reason(module: nn.Module) -> str:
 class Linear(AbstractOperator):
     """A linear layer.
 
-    Tokens are one axis of space: activations [r, m, 1, c, tokens] are views of batches, in which features are
-    contiguous. Methods work on these, with the axis of features last.
+    All axes between rows and features are one axis of space, the tokens. Activations [r, m, 1, c, tokens] are
+    views of a batch whose features are contiguous in memory; methods move the features last to multiply them.
     """
 
     @override
@@ -312,8 +312,8 @@ class Convolution(AbstractConvolution):
     def _multiply_patches(self, x: Tensor, weights: Tensor, padding: _Sizes) -> Tensor:
         """Apply weights [m, 1, o, i, *taps] to images [r, i, *s], up to 12 times as fast as torch on a CPU.
 
-        The members' weights are the outputs of one product with the patches of each image, of which there are
-        few beside the outputs.
+        All members' weights are the rows of one matrix, which multiplies the patches of each image. The first
+        convolution of a model has few channels, so that its patches take little memory beside the outputs.
         """
         taps = weights.shape[4:]
         patches = functional.unfold(x, taps, self.dilation, padding, self.stride)

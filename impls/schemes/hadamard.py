@@ -144,7 +144,7 @@ class Hadamard(AbstractScheme[HadamardNoise]):
         """Add the members' corrections to their outputs."""
         if noise.taps is not None:
             x = self._convolve_taps(op, noise, x)
-        elif x.dim() > 4:  # noqa: PLR2004  tokens, which are rows of their own: channels are contiguous
+        elif x.dim() > 4:  # noqa: PLR2004  tokens count as rows: their channels are contiguous
             x, y = x.mT.flatten(2, 3), y.mT.flatten(2, 3)
             sigma = sigma[..., 0] if isinstance(sigma, Tensor) else sigma
         if noise.taps is None:

@@ -165,14 +165,14 @@ class LowRank(AbstractLowRank):
     """E_m = up_m @ down_m / sqrt(rank), both factors standard normal, or uniform over 256 levels.
 
     ``regenerated`` stores only the stream. The forward and the update draw the factors again, with the same
-    bits. ``values`` is that of :class:`~impls.schemes.regenerated.Regenerated`.
+    bits. ``values`` is as in :class:`~impls.schemes.regenerated.Regenerated`.
 
     Memory    n * g * rank * (o + i * taps) numbers, or 0 with ``regenerated``.
     Work      2 * rank * g * (o + i * taps) flops of a row and output position, and one pass over the output
               for each rank; the update is one product [o, n * rank] x [n * rank, i * taps].
     Quality   kappa = 0: members are independent. Entries are products of normals, with heavier tails: at rank
-              one, d / n becomes (o + 2) (i * taps + 2) / n. Of uniform factors, whose fourth moment is 1.8
-              in place of 3, it becomes (o + 0.8) (i * taps + 0.8) / n.
+              one, d / n becomes (o + 2) (i * taps + 2) / n. With uniform factors, whose fourth moment is
+              1.8 instead of 3, it becomes (o + 0.8) (i * taps + 0.8) / n.
     """
 
     rank: int

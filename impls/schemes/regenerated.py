@@ -48,8 +48,8 @@ class Regenerated(AbstractRegenerated):
     ``block`` a piece on a GPU, or of weights whose number is not a multiple of 16, is a block of members.
 
     ``values="uniform"`` draws from 256 equally spaced levels between -1.725 and 1.725, see
-    :meth:`~impls.perturbation.noise.NoiseStream.levels`: on a CPU in less than a fifth of the time. The
-    change of an output is a sum over the inputs, and close to normal with either.
+    :meth:`~impls.perturbation.noise.NoiseStream.levels`, which takes a CPU less than a fifth of the time.
+    The change of an output is a sum over the inputs, so it is close to normal with either.
 
     Memory    0; temporarily one piece.
     Work      that of stored noise, plus drawing every number once for each reading.

@@ -38,8 +38,8 @@ class SparseNoise(Noise):
 
 
 MAX_DENSE_INPUTS = 8
-"""Up to this many input channels, a convolution of a batch that all members see is faster on a CPU with dense
-noise, whose product is one for all members."""
+"""Up to this many input channels, a CPU convolves a batch that all members see faster with dense noise: the
+members then share one product."""
 MAX_SINGLE_DRAWS = 8
 """Up to this k, columns are drawn one by one from the remaining ones; above, by sorting random keys."""
 

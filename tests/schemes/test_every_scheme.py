@@ -128,7 +128,7 @@ def test_odd_shapes_are_right_or_refused(entry: Entry) -> None:
 
 @every_scheme
 def test_products_with_the_transpose_agree_with_the_reference(entry: Entry) -> None:
-    """The transpose of each member's weight, as a tied decoder uses it: of rows and tokens, also antithetic."""
+    """The transpose of each member's weight, as a tied decoder uses it, also on tokens and antithetic."""
     scheme = scheme_of(entry)
     if not suits(entry, PLAIN) or scheme.learns_from_rows:
         return
