@@ -48,7 +48,7 @@ from tests.workload_cases import on
 
 load("impls")
 
-GENERATIONS = ("Esbench*", "VmapByHand*", "LoopOverMembers")
+GENERATIONS = ("Esbench*", "VmapByHand*", "BatchedProducts", "LoopOverMembers")
 """Whole generations of an evolution strategy."""
 
 WAITS: dict[str, tuple[Phase, ...]] = {
