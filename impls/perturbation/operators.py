@@ -121,9 +121,13 @@ class Linear(AbstractOperator):
     views of a batch whose features are contiguous in memory; methods move the features last to multiply them.
     """
 
+    def _matrices(self, weights: Tensor) -> Tensor:
+        """View weights [..., o, i] as matrices [..., outputs, inputs] of this layer."""
+        return weights
+
     @override
     def _apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
-        return _swap_tokens(functional.linear(_swap_tokens(x), weight[0]))
+        return _swap_tokens(functional.linear(_swap_tokens(x), self._matrices(weight)[0]))
 
     @override
     def add_shared_to(self, y: Tensor, scale: float | Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -135,12 +139,12 @@ class Linear(AbstractOperator):
             return super().add_shared_to(y, scale, x, weight)
         # addmm adds to its output, which saves a pass over y and a temporary.
         sums = sums[0, :, 0] if is_one_each else sums.view(-1, y.shape[3])
-        torch.addmm(sums, rows.flatten(0, -2), weight[0].T, beta=scale, out=sums)
+        torch.addmm(sums, rows.flatten(0, -2), self._matrices(weight)[0].T, beta=scale, out=sums)
         return y
 
     @override
     def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
-        rows = _swap_tokens(x)
+        rows, weights = _swap_tokens(x), self._matrices(weights)
         if has_equal_members(x):  # the members' weights are the outputs of one product
             y = functional.linear(rows[:, 0, 0], weights.flatten(0, 2)).unflatten(-1, weights.shape[:3])
             return y.movedim(1, 4) if x.dim() > 4 else y  # noqa: PLR2004  with tokens
@@ -158,7 +162,8 @@ class Linear(AbstractOperator):
         if biases is None or not x.dtype == weights.dtype == biases.dtype:
             return super().apply_with_biases(x, weights, biases)
         rows = _swap_tokens(x)
-        y = torch.baddbmm(biases.unsqueeze(1), self._member_rows(rows), weights[:, 0].mT)
+        matrices = self._matrices(weights)[:, 0]
+        y = torch.baddbmm(biases.unsqueeze(1), self._member_rows(rows), matrices.mT)
         return self._as_activations(y, rows)
 
     @staticmethod
@@ -179,7 +184,7 @@ class Linear(AbstractOperator):
 
     @override
     def empty_output(self, x: Tensor, weight: Tensor) -> Tensor:
-        return _swap_tokens(x.new_empty(*x.shape[:3], *x.shape[4:], weight.shape[1]))
+        return _swap_tokens(x.new_empty(*x.shape[:3], *x.shape[4:], self._matrices(weight).shape[1]))
 
     @override
     def from_batch(self, rows: Tensor, members: int) -> Tensor:
@@ -228,12 +233,8 @@ class TransposedLinear(Linear):
         return Linear()
 
     @override
-    def _apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
-        return super()._apply_shared(x, weight.mT)
-
-    @override
-    def apply_per_member(self, x: Tensor, weights: Tensor) -> Tensor:
-        return super().apply_per_member(x, weights.mT)
+    def _matrices(self, weights: Tensor) -> Tensor:
+        return weights.mT
 
 
 _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from impls.perturbation.operators import ChannelAffine, Convolution, Linear
+from impls.perturbation.operators import ChannelAffine, Convolution, Linear, TransposedLinear
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -56,6 +56,14 @@ def test_linear_layers_and_scales_agree_with_torch() -> None:
         torch.testing.assert_close(linear.apply_per_member(equal, weights), expected)
         for output in (shared, linear.apply_per_member(x[:, :, :, :1], weights[..., :1])):  # the input layout
             assert linear.to_batch(output, rows).data_ptr() == output.data_ptr(), "outputs were copied"
+        biases, transposed = torch.randn(3, 5).double(), TransposedLinear()
+        expected = linear.apply_per_member(x, weights)
+        expected += linear.bias(biases, expected)
+        torch.testing.assert_close(linear.apply_with_biases(x, weights, biases), expected)
+        torch.testing.assert_close(transposed.apply_with_biases(x, weights.mT, biases), expected)
+        assert (
+            transposed.empty_output(x, weights[0].mT).stride() == linear.apply_shared(x, weights[0]).stride()
+        )
     rows = torch.randn(6, 4, 2, 3).double()
     for op, shape in ((ChannelAffine(0, 2), (4,)), (ChannelAffine(1, 0), (2, 3))):
         weight = torch.randn(shape).double()
@@ -71,8 +79,11 @@ SCALES: tuple[Any, ...] = (0.0, 0.3, torch.tensor([0.5, -0.5]).double())
 
 @pytest.mark.parametrize(
     ("operator", "space"),
-    [(Linear(), ()), (Linear(), (5,)), (Linear(), (1,)), (Convolution(padding=1), (4, 5))],
-    ids=["linear", "tokens", "one token", "convolution"],
+    [
+        *((operator, space) for operator in (Linear(), TransposedLinear()) for space in ((), (5,), (1,))),
+        (Convolution(padding=1), (4, 5)),
+    ],
+    ids=str,
 )
 def test_a_product_adds_to_its_output(operator: Any, space: tuple[int, ...]) -> None:
     """The result is scale * output plus the product, also in a strided view; scale 0 overwrites NaN there."""
@@ -84,6 +95,8 @@ def test_a_product_adds_to_its_output(operator: Any, space: tuple[int, ...]) -> 
             factor = scale.view(2, *[1] * (3 + len(space)))[:repeats]
         x = torch.randn(repeats, 6, 1, 3, *space, generator=generator).double()
         weight = torch.randn(1, 4, 3, *taps, generator=generator).double()
+        if isinstance(operator, TransposedLinear):
+            weight = weight.mT
         product = operator.apply_shared(x, weight)
         y = torch.randn(repeats, 6 * every, 1, 4, *space, generator=generator).double()
         expected = y.clone()
