@@ -77,6 +77,7 @@ _THROUGH_REGISTERS = (
 _NORMALS = _tilings(
     (128, 64, 64, 8, 3, 2), (128, 64, 32, 8, 4, 2), (128, 64, 64, 4, 3, 2), (64, 128, 64, 8, 3, 2),
     (64, 64, 64, 4, 3, 3), (64, 64, 128, 4, 3, 2), (256, 64, 64, 8, 3), (128, 128, 128, 8, 3),
+    (128, 256, 64, 8, 3),
 )  # fmt: skip
 """For kernels that draw normals when the sums are complete, of which few columns fit in registers."""
 _LEVELS = _tilings(
@@ -133,7 +134,7 @@ TUNABLES: Mapping[str, Tunable] = {
     ),
     "drawn low rank of signs": Tunable(
         functools.partial(launches.drawn_low_rank, law="sign"),
-        _PLAIN,
+        (*_PLAIN, *_tilings((128, 256, 64, 8, 3))),
         [(1,)],
         kernel=lowrank_rng.drawn_up_kernel,
     ),

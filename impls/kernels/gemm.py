@@ -297,7 +297,7 @@ def select_tiling(kernel: str, gemm: Gemm, requested: Tiling | None, default: Ti
     """
     sizes = gemm.rows, *gemm.weight.shape
     if is_before_hopper(gemm.x.device):
-        default = default._replace(block_n=min(default.block_n, 128))
+        default = default._replace(block_n=min(default.block_n, 128), programs=1)
     tiling = requested or find_tuned_tiling(kernel, gemm.x, *sizes, *more) or default.for_dtype(gemm.x.dtype)
     return tiling.clip(*sizes)
 

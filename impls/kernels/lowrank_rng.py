@@ -86,13 +86,11 @@ def down_tile(rank: int, width: int) -> tuple[int, int]:
     return min(DOWN_ROWS, DOWN_ROWS * DOWN_CHANNELS // (rank * width * calls)), calls
 
 
-def default_tiling(dtype: torch.dtype, law: Law) -> Tiling:
-    """Return the default tile sizes of the product.
+TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=3, programs=2)
+"""Default tile sizes of the product for a 16-bit dtype: while a program draws, another one multiplies."""
 
-    A tile of 64 columns of normals leaves registers for a second program on each multiprocessor, which
-    multiplies while the first one draws. Levels and signs are drawn 128 columns at a time.
-    """
-    return Tiling(block_n=64 if law == "normal" else 128).keep_warps(dtype)
+COLUMNS: Mapping[Law, int] = {"normal": 16, "uniform": 32, "sign": 64}
+"""Columns of a tile that are drawn and written at once: few, so that two programs fit on a multiprocessor."""
 
 
 @triton.jit(do_not_specialize=COUNTERS)
@@ -297,7 +295,7 @@ def low_rank_rng_product(
     width, outputs = VALUES_PER_CALL[law], len(weight)
     counters = up.arguments(gemm.members, rank * outputs, width)
     x_down = down_product(x, down, rank, sigma / math.sqrt(rank), law)
-    tiling = select_tiling(TASKS[law], gemm, tiling, default_tiling(x.dtype, law), rank)
+    tiling = select_tiling(TASKS[law], gemm, tiling, TILING.keep_warps(x.dtype), rank)
     # Each tile of each rank begins with a new call.
     is_aligned = outputs % width == 0 and min(tiling.block_n, width) % width == 0
     # A tile of m rows touches at most (m - 2) // positions + 2 images.
@@ -307,5 +305,5 @@ def low_rank_rng_product(
     return gemm.launch(
         tiling, (x_down, weight), *counters, kernel=drawn_up_kernel,
         OPTIONS=(rank, waits, law, is_aligned, images), FLATTEN=not images and rank == 1,
-        columns=64 if law == "normal" else 128, launch_pdl=waits,
+        columns=COLUMNS[law], launch_pdl=waits,
     )  # fmt: skip

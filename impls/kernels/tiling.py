@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from esbench import store
+from esbench.compiled import REGISTERS, THREADS_OF_WARP
 from esbench.schema import slug
 
 MIN_BLOCK = 16
@@ -35,7 +36,7 @@ class Tiling(NamedTuple):
         num_warps: warps of a program.
         num_stages: depth of the software pipeline of loads.
         programs: programs on each multiprocessor of a kernel that loops over tiles. While one of them ends a
-            tile, another one multiplies, if both fit into registers and shared memory.
+            tile, another one multiplies, if both fit into shared memory. Registers are limited so that they fit.
     """
 
     block_m: int = 128
@@ -54,11 +55,13 @@ class Tiling(NamedTuple):
         if dtype.itemsize <= 2:  # noqa: PLR2004  bytes
             return self
         if input_precision(dtype) == "tf32":
-            return self._replace(block_k=max(MIN_BLOCK, self.block_k // 2))
+            return self._replace(block_k=max(MIN_BLOCK, self.block_k // 2), programs=1)
         block_m, block_n = (max(MIN_BLOCK, size // 2) for size in (self.block_m, self.block_n))
         # So a thread has the same number of bytes of accumulators in float64 and in float32.
         num_warps = self.num_warps if dtype is torch.float64 else max(1, self.num_warps // 2)
-        return self._replace(block_m=block_m, block_n=block_n, block_k=MIN_BLOCK, num_warps=num_warps)
+        return self._replace(
+            block_m=block_m, block_n=block_n, block_k=MIN_BLOCK, num_warps=num_warps, programs=1
+        )
 
     def keep_warps(self, dtype: torch.dtype) -> "Tiling":
         """Return twice the warps for float32, since :meth:`for_dtype` halves them.
@@ -79,7 +82,7 @@ class Tiling(NamedTuple):
     @property
     def options(self) -> dict[str, int]:
         """Keyword arguments of a launch."""
-        return {
+        options = {
             "BLOCK_M": self.block_m,
             "BLOCK_N": self.block_n,
             "BLOCK_K": self.block_k,
@@ -87,6 +90,9 @@ class Tiling(NamedTuple):
             "num_warps": self.num_warps,
             "num_stages": self.num_stages,
         }
+        if self.programs > 1:
+            options["maxnreg"] = REGISTERS // (self.programs * self.num_warps * THREADS_OF_WARP)
+        return options
 
 
 def block_size(size: int, most: int, least: int = 1) -> int:

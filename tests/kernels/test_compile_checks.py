@@ -176,7 +176,7 @@ def test_candidates_that_do_not_fit_are_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A candidate of the search for tile sizes fails if it does not compile or its programs do not fit."""
-    candidates = (Tiling(64, 64, 32, 8, 4, 2, programs=20), Tiling(64, 48, 32), Tiling(64, 64, 32, 8, 4, 2))
+    candidates = (Tiling(64, 64, 64, 8, 4, 4, programs=4), Tiling(64, 48, 32), Tiling(64, 64, 32, 8, 4, 2))
     tunable = Tunable(launches.sparse_noise, candidates, [(1,)])
     monkeypatch.setattr(autotune, "TUNABLES", {"sparse": tunable})
     shape = autotune.SHAPES[0]
