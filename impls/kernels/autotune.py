@@ -96,7 +96,7 @@ _SUMS = _tilings(
     (128, 128, 128, 8, 3), (128, 128, 32, 4, 4), (256, 64, 64, 8, 3), (64, 256, 32, 4, 4),
     (64, 128, 64, 4, 3), (128, 64, 64, 4, 3), (64, 64, 64, 4, 4),
 )  # fmt: skip
-"""For sums of outer products, which have a program for each tile and part, and load by pointers."""
+"""For sums of outer products, which have a program for each tile and part."""
 
 
 class Tunable(NamedTuple):

@@ -361,13 +361,6 @@ def tile_index(pid, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 
 @triton.jit
-def tile_offsets(tiles_m, tiles_n, GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Return (offs_m, offs_n) of this program's tile, in int64, see :func:`tile_index`."""
-    pid_m, pid_n = tile_index(tl.program_id(0).to(tl.int64), tiles_m, tiles_n, GROUP_M)
-    return pid_m * BLOCK_M + tl.arange(0, BLOCK_M), pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
-
-
-@triton.jit
 def row_to_member(offs_m, members, positions):
     """Return (repeat, member, position) of rows, int64; they are counted in this order, positions fastest."""
     image = offs_m // positions

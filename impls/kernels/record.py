@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from esbench.compiled import FILE, PROCESSORS, RENEW, Code, CompiledKernel, Work
@@ -110,7 +111,8 @@ def _step_bytes(arguments: Mapping[str, Any]) -> int:
         return 0
     block_m, block_n, block_k = sizes
     operand = next(_tensors(arguments[name] for name in ("pair", "left", "x") if name in arguments))
-    return (block_m + block_n) * block_k * operand.itemsize
+    element_bytes = 1 if operand.dtype is torch.int32 else operand.itemsize  # a word of four signs
+    return (block_m + block_n) * block_k * element_bytes
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:

@@ -50,6 +50,7 @@ def test_a_sum_of_factors_is_right() -> None:
         (1, 4, 33, 1, torch.float16, SMALL),
         (37, 2, 40, 20, torch.float32, SMALL),
         (150, 1, 17, 65, torch.float16, None),
+        (70, 1, 40, 72, torch.float16, SMALL),
         (50, 1, 20, 33, torch.float64, SMALL),
     ):
         left = normal(0, members * ranks, outputs, dtype=dtype)
@@ -69,25 +70,30 @@ def test_a_sum_of_factors_is_right() -> None:
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_signs_are_multiplied_by_what_members_share(dtype: torch.dtype) -> None:
     """Sums of int8 signs are right when multiplied by a core, a Hadamard matrix or both."""
-    members, outputs, inputs = 70, 37, 20
-    left, right = (
-        random_signs(seed, members, w).to(torch.int8).to(DEVICE) for seed, w in ((0, outputs), (1, inputs))
-    )
-    utilities, core = normal(2, members, dtype=dtype), normal(3, outputs, inputs, dtype=dtype)
-    for is_cored, is_hadamard in ((False, True), (True, False), (True, True)):
-        with canaries() as buffers:
-            guarded = [buffers.guard(values) for values in (left, right, utilities)]
-            shared = buffers.guard(core) if is_cored else None
-            total = weighted_outer(
-                guarded[0], guarded[1], guarded[2], shared, hadamard=is_hadamard, tiling=SMALL
+    members = 70
+    utilities = normal(2, members, dtype=dtype)
+    for outputs, inputs in ((37, 20), (48, 80)):
+        left, right = (
+            random_signs(seed, members, width).to(torch.int8).to(DEVICE)
+            for seed, width in ((0, outputs), (1, inputs))
+        )
+        core = normal(3, outputs, inputs, dtype=dtype)
+        for is_cored, is_hadamard in ((False, True), (True, False), (True, True)):
+            with canaries() as buffers:
+                guarded = [buffers.guard(values) for values in (left, right, utilities)]
+                shared = buffers.guard(core) if is_cored else None
+                total = weighted_outer(
+                    guarded[0], guarded[1], guarded[2], shared, hadamard=is_hadamard, tiling=SMALL
+                )
+            matrix = (core if is_cored else 1) * (sylvester(outputs, inputs) if is_hadamard else 1)
+            exact, slow = (
+                outer_sum(left, right, utilities, each) * matrix for each in (torch.float64, dtype)
             )
-        matrix = (core if is_cored else 1) * (sylvester(outputs, inputs) if is_hadamard else 1)
-        exact, slow = (outer_sum(left, right, utilities, each) * matrix for each in (torch.float64, dtype))
-        check_close("sum", total, exact, slow)
-    floats = normal(4, members, inputs, dtype=dtype)  # signs on one side only
-    for factors in ((left, floats), (floats, left)):
-        exact, slow = (outer_sum(*factors, utilities, each) for each in (torch.float64, dtype))
-        check_close("sum", weighted_outer(*factors, utilities, tiling=SMALL), exact, slow)
+            check_close("sum", total, exact, slow)
+        floats = normal(4, members, inputs, dtype=dtype)  # signs on one side only
+        for factors in ((left, floats), (floats, left)):
+            exact, slow = (outer_sum(*factors, utilities, each) for each in (torch.float64, dtype))
+            check_close("sum", weighted_outer(*factors, utilities, tiling=SMALL), exact, slow)
 
 
 @pytest.mark.usefixtures("small_parts")
