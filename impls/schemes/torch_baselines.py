@@ -7,6 +7,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from esbench.registry import variant
+from impls.perturbation.decompositions import as_autocast
 from impls.perturbation.noise import NoiseStream
 from impls.perturbation.operators import AbstractOperator
 from impls.perturbation.scheme import AbstractDenseScheme
@@ -38,6 +39,8 @@ class Vmap(AbstractStoredScheme):
         self, op: AbstractOperator, weight: Tensor, noise: DenseNoise, x: Tensor, sigma: float | Tensor
     ) -> Tensor:
         def apply_member(x: Tensor, weights: Tensor) -> Tensor:
+            # vmap has a rule for convolutions that autocast does not reach.
+            x, weights = as_autocast(x, weights)
             return op.apply_shared(x.unsqueeze(1), weights).squeeze(1)
 
         apply_members = torch.func.vmap(apply_member, in_dims=(1, 0), out_dims=1)

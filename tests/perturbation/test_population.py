@@ -275,8 +275,12 @@ def test_shared_parameters_share_noise() -> None:
 
 def test_autocast_reaches_the_members() -> None:
     """Under autocast outputs have the narrow dtype and are close to the outputs in float32."""
-    for scheme in (*SCHEMES, impls.AddmmLowRank(2)):
-        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    linear = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    convolutions = nn.Sequential(nn.Unflatten(1, (2, 4)), nn.Conv1d(2, 3, 3), nn.Tanh(), nn.Conv1d(3, 2, 1))
+    for model, scheme in (
+        (linear, impls.AddmmLowRank(2)),
+        *((model, scheme) for model in (linear, convolutions) for scheme in (*SCHEMES, impls.Vmap())),
+    ):
         population = impls.perturb(model, scheme, members=3, sigma=0.3, antithetic=True)
         noise, x = population.sample(0), torch.linspace(-1, 1, 48).view(6, 8)
         with torch.autocast("cpu", dtype=torch.bfloat16):
