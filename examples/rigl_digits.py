@@ -46,6 +46,7 @@ def train(density: float, options: argparse.Namespace, *, static: bool = False) 
         T_end=max(1, 3 * options.steps // 4),
         delta=25,
         sparsity_distribution="erk",
+        ignore_linear_layers=False,
         static_topo=static,
         seed=options.seed,
     )

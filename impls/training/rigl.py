@@ -231,7 +231,7 @@ class RigLScheduler:
         optimizer: any torch optimizer except LBFGS; it must have all of the sparse weights.
         dense_allocation, T_end, sparsity_distribution, delta, alpha, static_topo, grad_accumulation_n: see
             :class:`Schedule`; they have the names, the places and the defaults of rigl-torch.
-        ignore_linear_layers: leave linear layers dense, as rigl-torch does by default.
+        ignore_linear_layers: leave linear layers dense, which is the default of rigl-torch.
         state_dict: state of an earlier scheduler, whose settings and masks are used instead; it may be one of
             rigl-torch.
         growth: see :class:`Schedule`.
@@ -251,7 +251,7 @@ class RigLScheduler:
         dense_allocation: float = 1.0,
         T_end: float | None = None,  # noqa: N803  the name in rigl-torch
         sparsity_distribution: Distribution = "uniform",
-        ignore_linear_layers: bool = False,  # noqa: FBT001, FBT002  positional in rigl-torch
+        ignore_linear_layers: bool = True,  # noqa: FBT001, FBT002  positional in rigl-torch
         delta: int = 100,
         alpha: float = 0.3,
         static_topo: bool = False,  # noqa: FBT001, FBT002  the same
@@ -262,8 +262,10 @@ class RigLScheduler:
         ignore: Collection[str] = (),
         seed: int = 0,
     ) -> None:
-        self._model, self._optimizer = _unwrap(model), optimizer
-        self._weights = sparsifiable(self._model, ignore_linear_layers=ignore_linear_layers, ignore=ignore)
+        if state_dict is not None:
+            ignore_linear_layers = state_dict.get("hyperparams", state_dict)["ignore_linear_layers"]
+        self.model, self.optimizer, self._ignores_linear = model, optimizer, ignore_linear_layers
+        self._weights = sparsifiable(_unwrap(model), ignore_linear_layers=ignore_linear_layers, ignore=ignore)
         self._hooks: list[Any] = []
         self._generator = Generator().manual_seed(seed)
         optimized = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -294,7 +296,7 @@ class RigLScheduler:
         )
         self.step, self.updates = 0, 0
         self.schedule.warn_if_nothing_moves()
-        first = next(iter(sparsifiable(self._model)), "")
+        first = next(iter(sparsifiable(_unwrap(model))), "")
         masks = self.schedule.random_masks(self._weights, self._generator, first)
         claim(claimed, self)
         self._start(masks, {})
@@ -317,7 +319,7 @@ class RigLScheduler:
             else:
                 gradient = layer.take_gradient()
             count = int(fraction * layer.nonzero)
-            were_finite.append(layer.update_topology(gradient, count, self._optimizer))
+            were_finite.append(layer.update_topology(gradient, count, self.optimizer))
         # Read only now: each read waits for the device.
         unchanged = [
             layer.name for layer, was_finite in zip(self.layers, were_finite, strict=True) if not was_finite
@@ -325,6 +327,32 @@ class RigLScheduler:
         _warn_if_unchanged(self.step, unchanged)
         self.updates += 1
         return False
+
+    @property
+    def W(self) -> list[nn.Parameter]:  # noqa: N802  this and the following are names of rigl-torch
+        """All weights of linear and convolutional layers, in model order; some may be dense."""
+        return list(sparsifiable(_unwrap(self.model)).values())
+
+    @property
+    def N(self) -> list[int]:  # noqa: N802
+        """The number of entries of each weight in ``W``."""
+        return [weight.numel() for weight in self.W]
+
+    @property
+    def S(self) -> list[float]:  # noqa: N802
+        """The share of inactive entries of each weight in ``W``."""
+        return [0.0 if mask is None else 1 - int(mask.sum()) / mask.numel() for mask in self.backward_masks]
+
+    @property
+    def backward_masks(self) -> list[Tensor | None]:
+        """The mask of each weight in ``W``; None: it is dense."""
+        masks = {layer.weight: layer.mask for layer in self.layers}
+        return [masks.get(weight) for weight in self.W]
+
+    @property
+    def rigl_steps(self) -> int:
+        """The number of topology updates."""
+        return self.updates
 
     def close(self) -> None:
         """Release the model and the optimizer: entries that are zero now may change from here on.
@@ -344,6 +372,7 @@ class RigLScheduler:
         """Return a copy of everything that another scheduler needs to continue."""
         return {
             "schedule": asdict(self.schedule),
+            "ignore_linear_layers": self._ignores_linear,
             "shapes": self._shapes,
             "step": self.step,
             "updates": self.updates,
@@ -376,7 +405,7 @@ class RigLScheduler:
         parts = {
             **{name: [weight] for name, weight in self._weights.items()},
             "these weights": list(self._weights.values()),
-            "the model": list(self._model.parameters()),
+            "the model": list(_unwrap(self.model).parameters()),
         }
         lines = []
         for name, tensors in parts.items():
@@ -396,11 +425,11 @@ class RigLScheduler:
     def _start(self, masks: Mapping[str, Tensor], accumulated: Mapping[str, Tensor]) -> None:
         """Apply masks and register hooks with the optimizer and the sparse weights."""
         self.close()
-        self._hooks.append(self._optimizer.register_step_post_hook(WeakHook(self.apply_masks)))
+        self._hooks.append(self.optimizer.register_step_post_hook(WeakHook(self.apply_masks)))
         self.layers = [ActiveWeights(name, self._weights[name], mask) for name, mask in masks.items()]
         for layer in self.layers:
             layer.accumulates = self.schedule.accumulates_after(self.step)
-            layer.apply_mask(self._optimizer)
+            layer.apply_mask(self.optimizer)
             self._hooks += layer.watch()
             if layer.name in accumulated:
                 layer.accumulated = accumulated[layer.name].to(layer.weight, copy=True)
@@ -421,7 +450,7 @@ class RigLScheduler:
             return state
         weights = {
             f"{name}.weight".lstrip("."): module.weight
-            for name, module in self._model.named_modules()
+            for name, module in _unwrap(self.model).named_modules()
             if isinstance(getattr(module, "weight", None), Tensor) and type(module) is not nn.BatchNorm2d
         }
         sizes = [weight.numel() for weight in weights.values()]
@@ -433,8 +462,8 @@ class RigLScheduler:
         masks = zip(weights, state["backward_masks"], strict=True)
         sparse = {name: mask for name, mask in masks if mask is not None}
         settings = {"dense_allocation": state["dense_allocation"], **state["hyperparams"]}
-        del settings["ignore_linear_layers"]  # the masks of dense layers are None
         return {
+            "ignore_linear_layers": settings.pop("ignore_linear_layers"),
             "schedule": {"delta": settings.pop("delta_T"), **settings},
             "shapes": {**self._shapes, **{name: tuple(mask.shape) for name, mask in sparse.items()}},
             "step": state["step"],
@@ -470,6 +499,7 @@ class RigLInBackward:
     Args:
         model: changed in place, and by every backward pass from now on.
         rule: builds the ordinary optimizer of its parameters.
+        ignore_linear_layers: leave linear layers dense.
         seed: seed of the first masks.
         settings: those of :class:`Schedule`; ``grad_accumulation_n`` must be 1.
 
@@ -477,7 +507,15 @@ class RigLInBackward:
         ValueError: see :class:`Schedule` and :class:`OptimizerInBackward`; nothing is changed.
     """
 
-    def __init__(self, model: nn.Module, rule: Rule, *, seed: int = 0, **settings: Any) -> None:  # noqa: ANN401  the fields of Schedule
+    def __init__(
+        self,
+        model: nn.Module,
+        rule: Rule,
+        *,
+        ignore_linear_layers: bool = True,
+        seed: int = 0,
+        **settings: Any,  # noqa: ANN401  the fields of Schedule
+    ) -> None:
         self.schedule = Schedule(**settings)
         self.schedule.warn_if_nothing_moves()
         if has_other_ranks():
@@ -490,8 +528,9 @@ class RigLInBackward:
                 f"grad_accumulation_n must be 1, not {self.schedule.grad_accumulation_n}: gradients are "
                 "freed during the backward pass"
             )
-        weights = sparsifiable(model)
-        masks = self.schedule.random_masks(weights, Generator().manual_seed(seed), next(iter(weights), ""))
+        weights = sparsifiable(model, ignore_linear_layers=ignore_linear_layers)
+        first = next(iter(sparsifiable(model)), "")
+        masks = self.schedule.random_masks(weights, Generator().manual_seed(seed), first)
         self.layers = [ActiveWeights(name, weights[name], mask) for name, mask in masks.items()]
         self._layer_of = {layer.weight: layer for layer in self.layers}
         self.step = 0

@@ -86,7 +86,10 @@ def allocate(
         ValueError: there are no weights.
     """
     if not weights:
-        raise ValueError("the model has no linear or convolutional layer that could be made sparse")
+        raise ValueError(
+            "the model has no linear or convolutional layer that could be made sparse, "
+            "or its linear layers are left out: pass ignore_linear_layers=False"
+        )
     if distribution == "erk":
         densities = erk([weight.shape for weight in weights.values()], density)
     else:

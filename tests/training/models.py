@@ -30,7 +30,13 @@ RULES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "rmsprop": (partial(torch.optim.RMSprop, lr=0.01, momentum=0.5, centered=True), ("foreach",)),
 }
 """Rules, and the kernels that they can have."""
-SETTINGS: dict[str, Any] = {"dense_allocation": 0.2, "T_end": 25, "delta": 5, "sparsity_distribution": "erk"}
+SETTINGS: dict[str, Any] = {
+    "dense_allocation": 0.2,
+    "T_end": 25,
+    "delta": 5,
+    "sparsity_distribution": "erk",
+    "ignore_linear_layers": False,
+}
 """Settings of RigL under which entries move in steps 5, 10, 15 and 20."""
 GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)
 

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import math
+import operator
 import os
 import re
 import weakref
@@ -244,6 +245,7 @@ def test_settings_out_of_range_are_refused() -> None:
         ({"growth": "weight"}, "growth 'weight': expected gradient or random"),
         ({"ignore": ["head"]}, "no module 'head'; closest are "),
         ({"ignore": ["2", "5", "7"]}, "no linear or convolutional layer"),
+        ({"ignore_linear_layers": True}, "left out: pass ignore_linear_layers=False"),
     ]
     for settings, message in refused:
         with pytest.raises(ValueError, match=re.escape(message)):
@@ -255,22 +257,40 @@ def test_settings_out_of_range_are_refused() -> None:
         RigLScheduler(model, partly, **SETTINGS)
     assert equal(weights(model), weights(text_model()))
     RigLScheduler(model, partly, ignore=["5", "7"], **SETTINGS)
+    never: dict[str, Any] = {"T_end": 5, "dense_allocation": 0.1, "ignore_linear_layers": False}
     with pytest.warns(RuntimeWarning, match="at step 100, but updates end before step T_end = 5"):
-        RigLScheduler(model, optimizer, T_end=5, dense_allocation=0.1).close()
-    RigLScheduler(model, optimizer, T_end=5, dense_allocation=0.1, static_topo=True)
+        RigLScheduler(model, optimizer, **never).close()
+    RigLScheduler(model, optimizer, **never, static_topo=True)
 
 
 def test_calls_written_for_rigl_torch_mean_the_same() -> None:
-    """Settings go by position, T_end may be a float; ``uniform`` leaves the network's first layer dense."""
+    """Settings have their places and defaults, and attributes their names; T_end may be a float.
+
+    ``uniform`` leaves the first layer of the network dense.
+    """
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(32, 10))
     optimizer = SGD(list(model.parameters()))
     settings: list[Any] = [0.1, 0.75 * 20, "uniform", True, 3, 0.2, 1, 2]
     scheduler = RigLScheduler(model, optimizer, *settings)
     assert [layer.name for layer in scheduler.layers] == ["1.weight"]
+    assert (scheduler.model, scheduler.optimizer, scheduler.rigl_steps) == (model, optimizer, 0)
+    assert all(map(operator.is_, scheduler.W, (model[index].weight for index in (0, 1, 3))))
+    assert scheduler.N == [216, 576, 320]
+    assert scheduler.S[1] == pytest.approx(518 / 576)
+    first, mask, last = scheduler.backward_masks
+    assert first is last is None
+    assert torch.equal(mask, scheduler.layers[0].mask)  # type: ignore[arg-type]  # its weight is sparse
     expected = Schedule(0.1, 15, delta=3, alpha=0.2, static_topo=True, grad_accumulation_n=2)
     assert scheduler.schedule == expected
     scheduler.close()
     scheduler = RigLScheduler(model, optimizer, 0.1, T_end=15, delta=3, ignore=["0"])
+    assert [layer.name for layer in scheduler.layers] == ["1.weight"]
+    scheduler.close()
+    scheduler = RigLScheduler(model, optimizer, 0.1, 15, delta=3, ignore_linear_layers=False)
+    assert [layer.name for layer in scheduler.layers] == ["1.weight", "3.weight"]
+    state = scheduler.state_dict()
+    scheduler.close()
+    scheduler = RigLScheduler(model, optimizer, state_dict=state)  # the state has the setting
     assert [layer.name for layer in scheduler.layers] == ["1.weight", "3.weight"]
     scheduler.close()
     assert not RigLScheduler(model, optimizer, T_end=15, delta=3).layers  # all dense by default
@@ -553,7 +573,11 @@ def test_a_wrapped_model_has_the_names_of_the_plain_one(tmp_path: Path) -> None:
         model = text_model()
         compiled: Any = torch.compile(model, backend="eager")
         for wrapped in (nn.parallel.DistributedDataParallel(model), compiled):
-            scheduler = RigLScheduler(wrapped, SGD(list(model.parameters())), dense_allocation=0.2, T_end=250)
+            optimizer, settings = (
+                SGD(list(model.parameters())),
+                SETTINGS | {"sparsity_distribution": "uniform"},
+            )
+            scheduler = RigLScheduler(wrapped, optimizer, **settings)
             assert [layer.name for layer in scheduler.layers] == ["5.weight", "7.weight"]
             scheduler.close()
     finally:

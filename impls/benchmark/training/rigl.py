@@ -63,6 +63,7 @@ def _scheduled_trainer(
         delta=delta or NEVER,
         static_topo=delta is None,
         sparsity_distribution="erk",
+        ignore_linear_layers=False,
         seed=seed,
     )
 
@@ -172,6 +173,7 @@ class RigL(AbstractTraining):
                 T_end=2 * NEVER,
                 delta=delta,
                 sparsity_distribution="erk",
+                ignore_linear_layers=False,
                 seed=seed,
             )
             return Trainer(model, training, masks=partial(_masks_of, training))

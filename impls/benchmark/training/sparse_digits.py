@@ -76,6 +76,7 @@ def train(
             T_end=int(0.75 * steps),
             delta=25,
             sparsity_distribution="erk",
+            ignore_linear_layers=False,
             static_topo=scheme.rule == "static",
             growth="random" if scheme.rule == "set" else "gradient",
             seed=seed,
