@@ -10,7 +10,7 @@ refuses operations that a function mode does not see.
 
 import dataclasses
 import functools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType, TracebackType
@@ -105,6 +105,22 @@ Layers that always have them in the first axis are left out.
 """
 
 
+@dataclasses.dataclass
+class CallHistory:
+    """What earlier calls of a model on inputs of the same shapes have shown.
+
+    Attributes:
+        rows_axes: where the inputs of its layers have their rows, see :data:`RowsAxes`; None before the first
+            call.
+        calls: how often the model has run.
+        uses: how often a layer, by its name, got an input of a shape, at most, in one of these calls.
+    """
+
+    rows_axes: RowsAxes | None = None
+    calls: int = 0
+    uses: dict[tuple[str, torch.Size], int] = dataclasses.field(default_factory=dict)
+
+
 class LayerIndex:
     """The perturbed layers of a model by the identity of their parameters.
 
@@ -113,11 +129,8 @@ class LayerIndex:
         names: the layers' names by the ids of weights and biases.
         biases: each layer with a bias by the id of its bias.
         parameters: weights and biases whose class is replaced by :class:`GuardedParameter`.
-        rows_axes: for each shape of inputs with which the model has run, where the inputs of its layers have
-            their rows: see :data:`RowsAxes`.
-        calls: how often the model has run, by the shapes of its inputs.
+        histories: those of the calls of the model, by the shapes of its inputs.
         checked_operators: the layers' names, their operators and the axes of their inputs in these calls.
-        uses: how often a layer got an input of a shape, at most, in one of these calls.
     """
 
     def __init__(self, layers: Iterable[PerturbedLayer]) -> None:
@@ -134,10 +147,8 @@ class LayerIndex:
         self.parameters = [
             parameter for parameter, _ in owners if type(parameter) in {nn.Parameter, GuardedParameter}
         ]
-        self.rows_axes: dict[object, RowsAxes] = {}
-        self.calls = Counter[object]()
+        self.histories = defaultdict[object, CallHistory](CallHistory)
         self.checked_operators: set[tuple[str, AbstractOperator, int]] = set()
-        self.uses = defaultdict[object, Counter[tuple[str, torch.Size]]](Counter)
 
 
 class MemberFunctionMode(TorchFunctionMode):
@@ -165,7 +176,7 @@ class MemberFunctionMode(TorchFunctionMode):
         self._sigma, self._antithetic = sigma, antithetic
         self._sides = 1 + antithetic
         self._used: set[str] = set()
-        self.uses = Counter[tuple[str, torch.Size]]()
+        self.uses: dict[tuple[str, torch.Size], int] = {}
         """How often each layer got an input of a shape."""
         self.calls: dict[str, list[LayerCall]] = {}
         """Calls of the layers that learn from rows, by layer name."""
@@ -670,7 +681,8 @@ class MemberFunctionMode(TorchFunctionMode):
         Raises:
             RowsError: it has another number of rows.
         """
-        self.uses[layer.name, x.shape] += 1
+        use = layer.name, x.shape
+        self.uses[use] = self.uses.get(use, 0) + 1
         axis = self._rows_axis(layer.name, x)
         if axis is None and x.shape not in self._rows_axes.get(layer.name, ()):
             raise self._without_rows(layer.name, x)

@@ -351,7 +351,8 @@ class PerturbedLayer:
         """View a tensor of the weight's shape as [g, o, i, *taps]; scales keep their shape."""
         if self.groups is None:
             return weight
-        grouped = weight.view(self.groups, -1, *weight.shape[1:])  # faster than unflatten
+        # Both views are faster than unflatten.
+        grouped = weight.unsqueeze(0) if self.groups == 1 else weight.view(self.groups, -1, *weight.shape[1:])
         return grouped.transpose(1, 2) if self.has_input_axis_first else grouped
 
     def join_groups(self, values: Tensor) -> Tensor:
@@ -423,7 +424,10 @@ class PerturbedLayer:
                 return self.forward_written_out(op, rows, noise, members, sigma, antithetic=antithetic)
             with torch.no_grad():
                 return self.forward(op, rows, noise, members, sigma, antithetic=antithetic, batch=batch)
-        x = self._activations(op, rows, members, batch, sides=1 + antithetic)
+        if batch is None:
+            x = op.from_batch(rows, members)
+        else:
+            x = self._activations(op, rows, members, batch, sides=1 + antithetic)
         scale: float | Tensor = sigma
         if antithetic:
             scale = torch.full((x.shape[0], *[1] * (x.dim() - 1)), sigma, dtype=x.dtype, device=x.device)
@@ -450,14 +454,14 @@ class PerturbedLayer:
         return op.to_batch(y, rows)
 
     def _activations(
-        self, op: AbstractOperator, rows: Tensor, members: int, batch: RepeatedBatch | None, sides: int
+        self, op: AbstractOperator, rows: Tensor, members: int, batch: RepeatedBatch, sides: int
     ) -> Tensor:
-        """Convert rows to activations [r, m, ...].
+        """Convert rows that were a repeated batch to activations [r, m, ...].
 
         Those of a batch are a view with a member axis of stride 0: operators compute once what members share.
         """
         is_read_by_kernel = isinstance(self.scheme, AbstractWrapper)  # which needs rows
-        if batch is None or is_read_by_kernel or not batch.is_in(rows, sides * members):
+        if is_read_by_kernel or not batch.is_in(rows, sides * members):
             return op.from_batch(rows, members)
         x = op.from_batch(torch.cat([batch.x] * sides), 1)
         return x.expand(-1, members, *x.shape[2:])

@@ -125,21 +125,25 @@ class Linear(AbstractOperator):
         """View weights [..., o, i] as matrices [..., outputs, inputs] of this layer."""
         return weights
 
+    def _matrix(self, weight: Tensor) -> Tensor:
+        """View a weight [1, o, i] as a matrix [outputs, inputs]."""
+        return self._matrices(weight.select(0, 0))  # faster than an index
+
     @override
     def _apply_shared(self, x: Tensor, weight: Tensor) -> Tensor:
-        return _swap_tokens(functional.linear(_swap_tokens(x), self._matrices(weight)[0]))
+        return _swap_tokens(functional.linear(_swap_tokens(x), self._matrix(weight)))
 
     @override
     def add_shared_to(self, y: Tensor, scale: float | Tensor, x: Tensor, weight: Tensor) -> Tensor:
         sums, rows = _swap_tokens(y), _swap_tokens(x)
-        is_one_each = len(y) == 1 and y.dim() == 4  # noqa: PLR2004  one row of a member, without tokens
+        is_one_each = y.dim() == 4 and y.shape[0] == 1  # noqa: PLR2004  one row of a member, without tokens
         is_strided = not (is_one_each or sums.is_contiguous())
         is_mixed = not x.dtype == y.dtype == weight.dtype
         if isinstance(scale, Tensor) or is_strided or is_mixed or has_equal_members(x):
             return super().add_shared_to(y, scale, x, weight)
         # addmm adds to its output, which saves a pass over y and a temporary.
-        sums = sums[0, :, 0] if is_one_each else sums.view(-1, y.shape[3])
-        torch.addmm(sums, rows.flatten(0, -2), self._matrices(weight)[0].T, beta=scale, out=sums)
+        sums = sums.view(-1, y.shape[3])
+        torch.addmm(sums, rows.reshape(-1, x.shape[3]), self._matrix(weight).t(), beta=scale, out=sums)
         return y
 
     @override
@@ -194,11 +198,14 @@ class Linear(AbstractOperator):
 
     @override
     def to_batch(self, y: Tensor, rows: Tensor) -> Tensor:
+        if rows.dim() == 2:  # noqa: PLR2004  without tokens
+            return y.reshape(-1, y.shape[3])
         return _swap_tokens(y).reshape(*rows.shape[:-1], y.shape[3])
 
     @override
     def bias(self, bias: Tensor, y: Tensor) -> Tensor:
-        return bias.view(len(bias), 1, -1, *[1] * (y.dim() - 4))
+        bias = bias.unsqueeze(1)
+        return bias.unsqueeze(3) if y.dim() > 4 else bias  # noqa: PLR2004  with tokens
 
 
 def _swap_tokens(values: Tensor) -> Tensor:

@@ -247,7 +247,6 @@ class Population:
             raise RuntimeError(message)
         return to_nonnegative_int("step", step)
 
-    @torch.no_grad()
     def __call__(self, *args: Any, noise: PopulationNoise, **kwargs: Any) -> Any:  # noqa: ANN401  the model's
         """Run the model on rows [repeats * members, ...] with row = repeat * members + member.
 
@@ -269,10 +268,17 @@ class Population:
                 odd with antithetic sampling; or the model uses a perturbed parameter in an unsupported way.
         """
         if torch.compiler.is_dynamo_compiling():
-            from impls.perturbation import compiled  # noqa: PLC0415  it loads the compiler
-
-            return compiled.call(self, noise, args, kwargs)
+            return self._call_compiled(args, kwargs, noise)
+        if torch.is_grad_enabled():  # else no_grad() would only take its 3 microseconds
+            with torch.no_grad():
+                return self._call("__call__", args, kwargs, noise)[0]
         return self._call("__call__", args, kwargs, noise)[0]
+
+    @torch.no_grad()
+    def _call_compiled(self, args: Sequence[Any], kwargs: dict[str, Any], noise: PopulationNoise) -> Any:  # noqa: ANN401  the model's
+        from impls.perturbation import compiled  # noqa: PLC0415  it loads the compiler
+
+        return compiled.call(self, noise, args, kwargs)
 
     @torch.no_grad()
     def call(self, method: str, /, *args: Any, noise: PopulationNoise, **kwargs: Any) -> Any:  # noqa: ANN401  the model's
@@ -318,20 +324,21 @@ class Population:
         if torch.compiler.is_dynamo_compiling():
             # As a decorator, disable() would load the compiler and slow down every eager call.
             return torch.compiler.disable(self._call)(method, args, kwargs, noise)
-        key = self._key(method, args, kwargs)
-        rows_axes, calls, uses = self._index.rows_axes.get(key), self._index.calls[key], self._index.uses[key]
-        rows, is_first = self._count_rows(noise, args, kwargs), rows_axes is None
+        history = self._index.histories[self._key(method, args, kwargs)]
+        rows, rows_axes, calls = self._count_rows(noise, args, kwargs), history.rows_axes, history.calls
         if rows_axes is None:
             rows_axes = find_rows_axes(self.model, method, self._index, rows, self.rows_axis, args, kwargs)
         # A later call may take another branch: calls 1, 2, 4, 8, ... are guarded, and new uses are checked.
         mode = MemberFunctionMode if calls & (calls + 1) else GuardedMode
-        y, context = self._run(method, mode, rows_axes, noise, args, kwargs)
-        if any(count > uses[use] for use, count in context.uses.items()):
-            if not is_first:
+        y, context = self._run(method, mode, rows, rows_axes, noise, args, kwargs)
+        uses = history.uses
+        if context.uses != uses and any(count > uses.get(use, 0) for use, count in context.uses.items()):
+            if history.rows_axes is not None:
                 now = find_rows_axes(self.model, method, self._index, rows, self.rows_axis, args, kwargs)
                 check_same_axes(rows_axes, now)
-            uses |= context.uses
-        self._index.rows_axes[key], self._index.calls[key] = rows_axes, calls + 1
+            for use, count in context.uses.items():
+                uses[use] = max(count, uses.get(use, 0))
+        history.rows_axes, history.calls = rows_axes, calls + 1
         return y, ActivationRecord(context.calls, noise)
 
     def _key(self, method: str, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
@@ -349,6 +356,7 @@ class Population:
         self,
         method: str,
         mode: type[MemberFunctionMode],
+        rows: int,
         rows_axes: RowsAxes,
         noise: PopulationNoise,
         args: Sequence[Any],
@@ -363,11 +371,19 @@ class Population:
             )
             raise ValueError(message)
         members = len(noise.members)
-        options: dict[str, Any] = {"sigma": self.sigma, "antithetic": self.antithetic, "rows_axes": rows_axes}
-        rows = self._count_rows(noise, args, kwargs)
-        if mode in {MemberFunctionMode, GuardedMode}:
-            options["batches"] = self._find_batches(args, kwargs, is_checked=mode is GuardedMode)
-        context = mode(self._index, noise.layers, rows=rows, members=members, **options)
+        batches: Mapping[int, RepeatedBatch] = {}
+        if mode is MemberFunctionMode or mode is GuardedMode:
+            batches = self._find_batches(args, kwargs, is_checked=mode is GuardedMode)
+        context = mode(
+            self._index,
+            noise.layers,
+            rows=rows,
+            members=members,
+            sigma=self.sigma,
+            antithetic=self.antithetic,
+            rows_axes=rows_axes,
+            batches=batches,
+        )
         with context:
             y = getattr(self.model, method)(*args, **kwargs)
         context.check_outputs(y)
@@ -444,8 +460,12 @@ class Population:
     ) -> Any:  # noqa: ANN401  the model's output
         """Run the model while :mod:`impls.perturbation.prepared` records its operations."""
         mode = PreparedMode if reuses_noise else RecordedMode
-        rows_axes = self._index.rows_axes[self._key("__call__", args, kwargs)]
-        return self._run("__call__", mode, rows_axes, noise, args, kwargs)[0]
+        rows, history = (
+            self._count_rows(noise, args, kwargs),
+            self._index.histories[self._key("__call__", args, kwargs)],
+        )
+        assert history.rows_axes is not None  # noqa: S101  the caller has run the model
+        return self._run("__call__", mode, rows, history.rows_axes, noise, args, kwargs)[0]
 
     @torch.no_grad()
     def update(
