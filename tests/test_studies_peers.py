@@ -68,9 +68,10 @@ def peers_run() -> Run:
 
 
 def test_each_library_has_a_row_with_its_fastest_variant() -> None:
-    """The summary has times over the population, the multiple of the fastest, n_eff, memory and loss."""
-    table = summary(peers_run())
-    assert table is not None
+    """The summary has times over the population, the multiple of the first row, n_eff, memory and loss."""
+    section = summary(peers_run())
+    assert section is not None
+    table = section.blocks[0].table
     rows = dict(zip(table.labels, table.texts(), strict=True))
     assert [*rows] == [
         "esbench LowRank",
@@ -78,10 +79,14 @@ def test_each_library_has_a_row_with_its_fastest_variant() -> None:
         "EvoTorch 0.6.1",
         "evosax 0.3.2, generations=5",
     ]
-    assert table.headings[:4] == ("64 (ms)", "256 (ms)", "2,048 (ms)", "x fastest at 256")
+    assert table.headings[:4] == ("64 (ms)", "256 (ms)", "2,048 (ms)", "x first row at 256")
     assert rows["esbench LowRank"] == ["1.00", "4.00", "32.0", "1.00x", "32.0", "20.0", "0.270"]
     assert rows["EvoX 1.4.0, compiled=True"][1:5] == ["8.00", "64.0", "2.00x", "16.0"]
-    assert rows["EvoTorch 0.6.1"][-1].startswith("failed")
+    assert rows["EvoTorch 0.6.1"][-1] == "failed [1]"
+    assert [note[:26] for note in section.footnotes] == [
+        "[1] failed: wrong result: ",
+        "[2] unavailable: a scan sa",
+    ]
     assert rows["evosax 0.3.2, generations=5"][1] == "16.0"  # of one generation
     assert summary(synthetic.run(synthetic.three(synthetic.linear()))) is None
 
@@ -121,7 +126,7 @@ def test_the_page_has_the_plot_and_the_tables_of_each_device(tmp_path: Path) -> 
     assert render(tmp_path, [synthetic.run(synthetic.three(synthetic.linear()))]) == []
     page, plot = render(tmp_path, [peers_run()])
     assert plot.name == "peers-test-cpu.svg"
-    finding = "A generation of 2,048 members takes esbench LowRank 32.0 ms, other libraries 2.00x to 3.00x"
+    finding = "A generation of 2,048 evaluations takes esbench LowRank 32.0 ms, the others 2.00x to 3.00x"
     text = page.read_text(encoding="utf-8")
     assert f"![{finding}](peers-test-cpu.svg)" in text or finding in text
     assert "## Test CPU" in text
@@ -145,6 +150,24 @@ def test_the_plot_has_a_line_for_each_library(width: float) -> None:
     assert generation_times(few, width) is None
 
 
+def test_a_generation_that_was_measured_once_says_so() -> None:
+    """Its time has a footnote, and its multiple is one of medians, as no rounds are shared."""
+    run, once = peers_run(), "one sample: a call takes longer than the budget of 0.2 s"
+    rows = [
+        msgspec.structs.replace(row, samples=row.samples[:1], stop=once)
+        if isinstance(row, Measurement)
+        and (row.variant, row.case, row.phase) == (COMPILED, case(1024), "step")
+        else row
+        for row in run.rows
+    ]
+    run = msgspec.structs.replace(run, rows=tuple(rows))
+    section = summary(run)
+    assert section is not None
+    times = dict(zip(section.blocks[0].table.labels, section.blocks[0].table.texts(), strict=True))
+    assert times["EvoX 1.4.0, compiled=True"][2] == f"63.4 [{section.footnotes.index(f'[1] {once}') + 1}]"
+    assert "inside rounds where the rows share them, of medians elsewhere" in peer_sections(run)[0].markdown()
+
+
 def test_a_name_has_the_version_of_the_library() -> None:
     """Other options follow, and an unknown variant keeps its own name."""
     assert name(EVOTORCH) == "EvoTorch 0.6.1"
@@ -157,6 +180,7 @@ def test_generations_beside_other_libraries(tmp_path: Path) -> None:
     """A page has the fastest variant of each library, and all tables; another run is an error."""
     page, file = Page(tmp_path), store(tmp_path, peers_run())
     assert "| esbench LowRank | 1.00 | 4.00 | 32.0 | 1.00x | 32.0 | 20.0 | 0.270 |" in page.peers(file)
+    assert "[2] unavailable: a scan saves the start of a call" in page.peers(file)
     assert "| fastest | esbench LowRank |" in page.generations(file)
     with pytest.raises(UserError, match="has no generations: name a run of suite peers"):
         page.peers(store(tmp_path, a_run()))

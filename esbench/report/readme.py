@@ -104,9 +104,7 @@ class Page:
         table_section = best_schemes([self._run(file) for file in files], _LAYERS, largest_only=largest_only)
         if table_section is None:
             raise UserError(f"{', '.join(files)}: dense noise has no n_eff per ms on any case")
-        table = table_section.blocks[0].table.markdown()
-        notes = "<br>\n".join(map(escape, table_section.footnotes))
-        return "\n" + "\n\n".join(filter(None, [table, notes, escape(table_section.origin)])) + "\n\n"
+        return _table_and_notes(table_section)
 
     def published(self, file: str, *published_files: str, operator: str = "*") -> str:
         """Return the forward's multipliers of a run next to published ones, folded for each operator.
@@ -161,16 +159,16 @@ class Page:
         return self._markdown(file, sections)
 
     def peers(self, file: str) -> str:
-        """Return the fastest variant of each library in a run of suite peers.
+        """Return the variant of each library that is fastest with the most evaluations, of suite peers.
 
         Raises:
             UserError: the run has no generations.
         """
         run = self._run(file)
-        table = peers.summary(run)
-        if table is None:
+        table_section = peers.summary(run)
+        if table_section is None:
             raise UserError(f"{file} has no generations: name a run of suite peers")
-        return f"\n{table.markdown()}\n\n{escape(captions.origin(run))}\n\n"
+        return _table_and_notes(table_section)
 
     def generations(self, file: str) -> str:
         """Return all tables of a run of suite peers."""
@@ -251,6 +249,12 @@ def render(readme: Path, *, check: bool) -> str:
     return "".join(
         difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), *names)
     )
+
+
+def _table_and_notes(section: Section) -> str:
+    """Return a section of one table as Markdown without a heading: the table, its footnotes, its origin."""
+    table, notes = section.blocks[0].table.markdown(), "<br>\n".join(map(escape, section.footnotes))
+    return "\n" + "\n\n".join(filter(None, [table, notes, escape(section.origin)])) + "\n\n"
 
 
 def _error_line(error: str) -> str:

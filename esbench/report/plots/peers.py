@@ -17,7 +17,8 @@ _LABEL_WIDTH = 0.33
 
 @style.use_style()
 def generation_times(generations: Generations, width: float = PAGE) -> Figure | None:
-    """Draw the time of a generation over the population, for the fastest variant of each library.
+    """Draw the time of a generation over the population, for the variant of each library that is fastest with
+    the most evaluations.
 
     Return ``None`` if fewer than three cases differ only in the population, or no variant has two times.
     """
@@ -36,7 +37,7 @@ def generation_times(generations: Generations, width: float = PAGE) -> Figure | 
     (axes,) = figure.panels(1, 1, 3.1 if width == PAGE else 2.6)
     style.log_axis(axes, "y", [ns / 1e6 for line in points.values() for _, ns in line])
     scale_x(axes, [evaluations(case) for case in cases], figure.panel_width)
-    axes.set(xlabel="members evaluated in a generation", ylabel="time of a generation (ms)")
+    axes.set(xlabel="evaluations in a generation", ylabel="time of a generation (ms)")
     looks = style.looks(map(library, points))
     labels = []
     for variant, line in points.items():
@@ -58,8 +59,8 @@ def _finding(generations: Generations, chosen: Sequence[Variant]) -> str:
         key=lambda variant: generations.time_ns(variant, case) or 0.0,
     )
     time = format_value("latency_ns", generations.time_ns(first, case))
-    text = f"A generation of {evaluations(case):,} members takes {name(first)} {time}"
+    text = f"A generation of {evaluations(case):,} evaluations takes {name(first)} {time}"
     ratios = [ratio.value for other in others if (ratio := generations.ratio(other, first, case))]
     if not ratios:
         return text
-    return f"{text}, other libraries {format_multiplier(min(ratios))} to {format_multiplier(max(ratios))}"
+    return f"{text}, the others {format_multiplier(min(ratios))} to {format_multiplier(max(ratios))}"

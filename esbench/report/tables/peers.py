@@ -38,8 +38,8 @@ def _section(generations: Generations, title: str) -> Section:
     )
 
 
-def summary(run: Run) -> Table | None:
-    """Return the fastest variant of each library over the populations; None for other runs."""
+def summary(run: Run) -> Section | None:
+    """Return the variant of each library that is fastest with the most evaluations; None for other runs."""
     generations = Generations.of(run)
     if generations is None or generations.ours is None:
         return None
@@ -58,9 +58,17 @@ def summary(run: Run) -> Table | None:
         rows.append(tuple(cells))
     headings = [f"{evaluations(case):,} (ms)" for case in cases]
     at = f"{evaluations(middle):,}"
-    headings += [f"x fastest at {at}", f"n_eff per ms at {at}", "memory (MB)", "loss"]
+    headings += [f"x first row at {at}", f"n_eff per ms at {at}", "memory (MB)", "loss"]
     corner = f"evaluations of {middle.repeats // 2} rows"
-    return Table(corner, tuple(headings), tuple(labels), tuple(rows))
+    table = Table(corner, tuple(headings), tuple(labels), tuple(rows))
+    return Section(
+        title="",
+        origin=captions.origin(run),
+        conditions="",
+        blocks=(Block("", "", table),),
+        footnotes=tuple(notes),
+        run_id=run.header.run_id,
+    )
 
 
 def _times(generations: Generations, notes: Footnotes) -> Block:
@@ -89,7 +97,14 @@ def _multiples(generations: Generations, notes: Footnotes) -> Block:
     labels = tuple(name(variant) for variant in variants)
     table = Table(CORNER, tuple(map(heading, cases)), labels, tuple(cells))
     reference = name(ours) if ours else "esbench"
-    note = f": time(variant) / time({reference}) inside rounds; below 1 the variant is faster."
+    ratios = [
+        ratio
+        for variant in variants
+        for case in cases
+        if ours and (ratio := generations.ratio(variant, ours, case))
+    ]
+    methods = captions.ratio_methods(ratios)
+    note = f": time(variant) / time({reference}), below 1 the variant is faster{methods}."
     return Block(f"Multiple of {reference}", note, table)
 
 
@@ -120,7 +135,8 @@ def _time_cell(generations: Generations, variant: Variant, case: Case, notes: Fo
         return notes.missing_cell()
     if isinstance(row, Skipped):
         return notes.skipped_cell(row)
-    return number_cell(median_number(row))
+    is_single = row.stop.startswith("one sample")
+    return number_cell(median_number(row), notes.mark("{}", row.stop) if is_single else "{}")
 
 
 def _ratio_cell(generations: Generations, variant: Variant, other: Variant, case: Case) -> Cell:
