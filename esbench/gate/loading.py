@@ -21,8 +21,14 @@ from esbench.measure.validation import TorchState
 from esbench.registry import LOADED, REGISTRY, installed_packages, load
 from esbench.workload import WrongResultError
 
-SHARED: tuple[object, ...] = (torch, torch.Tensor, torch.nn.functional, torch.linalg, torch.nn.Linear)
+SHARED: tuple[object, ...] = (
+    *(torch, torch.Tensor, torch.nn, torch.nn.functional, torch.nn.init),
+    *(torch.linalg, torch.fft, torch.func, torch.autograd),
+    *(layer for layer in vars(torch.nn).values() if isinstance(layer, type)),
+)
 """Modules and classes whose functions a revision may not replace, because both would use the new ones."""
+_COMPILER = str(Path(torch.__file__).parent / "_dynamo"), str(torch._compile.__file__)  # noqa: SLF001  # its file only
+"""Where torch has the functions with which it replaces some of its own as soon as something is compiled."""
 
 
 @dataclass
@@ -71,7 +77,11 @@ class Trees:
                 advice = f": {alone}" if arm != order[0] else ""
                 raise UserError(f"{arm} cannot be loaded: {error}{advice}") from error
             tree.loaded = {**LOADED}
-            replaced = [key for key, function in _functions() if before.get(key, function) is not function]
+            replaced = [
+                key
+                for key, function in _functions()
+                if before.get(key, function) is not function and not _is_of_compiler(function)
+            ]
             if replaced and len(order) > 1:
                 advice = "leave it unchanged, or gate with --separate"
                 raise UserError(f"{arm} replaces {replaced[0]}, which both revisions use: {advice}")
@@ -124,3 +134,8 @@ def _functions() -> Iterator[tuple[str, Callable[..., object]]]:
         for name, value in vars(owner).items():
             if callable(value):
                 yield f"{getattr(owner, '__qualname__', None) or owner.__name__}.{name}", value  # type: ignore[attr-defined]  # a module or class
+
+
+def _is_of_compiler(function: Callable[..., object]) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_filename.startswith(_COMPILER)

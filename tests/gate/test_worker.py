@@ -232,6 +232,7 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", [*sys.path])
     registry_state, loaded, folder = {**vars(registry.REGISTRY)}, {**registry.LOADED}, Path.cwd()
     modules, threads, linear = {**sys.modules}, torch.get_num_threads(), torch.nn.functional.linear
+    call, conv2d = torch.nn.Module.__call__, torch.nn.Conv2d
     try:
         yield
     finally:
@@ -244,6 +245,7 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         sys.modules.update(modules)
         torch.set_num_threads(threads)
         torch.nn.functional.linear = linear
+        torch.nn.Module.__call__, torch.nn.Conv2d = call, conv2d  # type: ignore[method-assign,misc]  # as above
 
 
 PLAIN = plugin(correct_variant("TinyPlain"))
@@ -292,6 +294,21 @@ def test_two_revisions_are_loaded_side_by_side(tmp_path: Path) -> None:
     assert same == [False, False, True]
 
 
+COMPILES = """
+torch.manual_seed = torch._compile._disable_dynamo(torch.manual_seed)
+torch.nn.Module.__setstate__ = torch.compiler.disable(torch.nn.Module.__setstate__)
+"""
+"""What torch does once in a process when a function is compiled."""
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_a_revision_may_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions that torch's compiler replaces are not counted as replaced by a revision."""
+    monkeypatch.setattr(torch, "manual_seed", torch.manual_seed)
+    monkeypatch.setattr(torch.nn.Module, "__setstate__", torch.nn.Module.__setstate__)
+    load_trees(tmp_path, {FILE: PLAIN + COMPILES}, {FILE: PLAIN})
+
+
 REFUSES = """
 if "is loaded" in sys.modules:
     raise ImportError("cannot load module more than once per process")
@@ -317,6 +334,8 @@ sys.modules["is loaded"] = sys
             PLAIN + "torch.nn.functional.linear = torch.nn.functional.relu",
             "head replaces torch.nn.functional.linear, which both revisions use: .* with --separate",
         ),
+        (PLAIN, PLAIN + "torch.nn.Module.__call__ = torch.add", "head replaces Module.__call__, which"),
+        (PLAIN + "torch.nn.Conv2d = torch.nn.Linear", PLAIN, "base replaces torch.nn.Conv2d, which"),
         (PLAIN, None, "head does not contain the variant package their_variants.py, which"),
         (None, PLAIN, "base does not contain the variant package their_variants.py, which"),
         (None, None, "no variant package is part of this repository: name one with --plugin"),
