@@ -7,7 +7,7 @@ from tabulate import tabulate
 
 from esbench.gate.decision import FAILED, INVALID, PASSED, USAGE
 from esbench.gate.records import MEAN, Decision, Status, Verdict, control_of
-from esbench.text import escape, one_line
+from esbench.text import escape, one_line, pluralize
 
 HEADINGS = ("verdict", "cell", "metric", "slower by", "at least", "at most", "replicates", "")
 WORDS = {PASSED: "PASS", FAILED: "FAIL", USAGE: "ERROR", INVALID: "INCONCLUSIVE"}
@@ -53,7 +53,7 @@ def markdown(decision: Decision) -> str:
         parts.append(f"<details><summary>all {len(everything)} rows</summary>\n\n{table}\n\n</details>")
     parts.append(
         escape(
-            f"On {machine.device_name}, {machine.threads} threads, torch {machine.torch}; suite "
+            f"On {machine.device_name}, {pluralize(machine.threads, 'thread')}, torch {machine.torch}; suite "
             f"{opening.suite}, seed {opening.seed}; a cell fails if it is shown to "
             f"be slower by more than {_percent(settings.margin)}, at a family-wise level of "
             f"{_percent(settings.alpha)}."

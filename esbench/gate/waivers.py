@@ -69,7 +69,7 @@ def read(folder: Path, today: dt.date) -> tuple[Waiver, ...]:
         return ()
     except OSError as error:
         raise UserError(f"{FILE} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter from a thousand nested brackets
         raise UserError(
             f"{FILE} is invalid: {error}; an [[accept]] has a cell, a metric, a reason of at least 10 "
             "characters and expires = YYYY-MM-DD"

@@ -47,6 +47,9 @@ def test_a_decision_is_shown_with_the_worst_first() -> None:
         "different",
     ]  # after the header
     assert "On Test CPU, 2 threads, torch 2.13.0; suite gate, seed 0; " in folded
+    machine = msgspec.structs.replace(GREEN.opening.environment, threads=1)
+    opening = msgspec.structs.replace(GREEN.opening, environment=machine)
+    assert "On Test CPU, 1 thread, " in report.markdown(msgspec.structs.replace(GREEN, opening=opening))
 
 
 def test_github_shows_failures_that_are_not_accepted() -> None:

@@ -77,6 +77,7 @@ def test_an_invalid_file_is_refused(tmp_path: Path) -> None:
         ("[[accept]]", "[[accepted]]", "unknown field `accepted`"),
         ("expires", "until", "unknown field `until`"),
         (GOOD, "\0", ""),
+        (GOOD, f"accept = {10_000 * '['}", "recursion"),
         ("2026-03-01", "9999-12-31", "Baker* expires on 9999-12-31: choose a date within 366 days"),
     ):
         assert old in GOOD
