@@ -113,7 +113,7 @@ def _same_metric(grid: Grid) -> Iterator[Measurement]:
 
 
 def conditions(grid: Grid, cases: Sequence[Case]) -> str:
-    """Return dtype, batch and method of these cases; the method of a CPU is always "host" and left out."""
+    """Return dtype, batch, bias and method of these cases; the method of a CPU is always "host" and left out."""
     batches = list(dict.fromkeys(f"{case.members} x {case.repeats}" for case in cases))
     if len(batches) > _MAX_BATCHES:
         batches = [f"{batches[0]} to {batches[-1]}"]
@@ -121,6 +121,8 @@ def conditions(grid: Grid, cases: Sequence[Case]) -> str:
     parts = [dtypes, f"{', '.join(batches)} (members x repeats)"]
     if any(case.antithetic for case in cases):
         parts.append("antithetic")
+    if any(case.bias for case in cases):
+        parts.append("bias")
     if grid.method not in {PUBLISHED, "host"} and grid.phase != QUALITY:
         parts.append(f"method {grid.method}")
     return f"{', '.join(parts)}."

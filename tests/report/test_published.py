@@ -42,7 +42,10 @@ def test_times_and_multiples_are_those_of_the_source() -> None:
 
 
 def test_the_rtx_has_multiples_pairs_and_padding() -> None:
-    """Multiples are times of Base; antithetic rows are separate cases; inputs are flipped and permuted."""
+    """Multiples are times of Base; antithetic rows are separate cases; inputs are flipped and permuted.
+
+    Shapes are (out, in). Independent noise of convolutions was measured as stored weights, all with a bias.
+    """
     run, lines = published("nesgpu_rtx2070")
     key = ("Linear", "(256, 256)", "forward")
     same = [row for row in run.measurements if (row.case.operator, row.case.shape, row.phase) == key]
@@ -55,3 +58,13 @@ def test_the_rtx_has_multiples_pairs_and_padding() -> None:
     case = paired["PerturbedLinear"].case
     assert (case.members, case.repeats, case.rows) == (4096, 2, 8192)
     assert {row.case.padding for row in run.rows if row.case.kernel_size} == {1}
+    assert {row.case.bias for row in (*run.rows, *published("nesgpu_gtx1080ti")[0].rows)} == {True}
+    linear_shapes = {row.case.shape for row in run.rows if row.case.operator == "Linear"}
+    assert linear_shapes == {"(256, 256)", "(512, 512)", "(512, 10)"}
+    dense = [row for row in run.rows if row.variant.scheme == "Perturbed"]
+    assert {(row.case.operator, row.case.antithetic): row.variant.name for row in dense} == {
+        ("Linear", False): "Perturbed",
+        ("Linear", True): "Perturbed",
+        ("Conv2d", False): "Perturbed(stored=weights)",
+        ("Conv2d", True): "Perturbed",
+    }

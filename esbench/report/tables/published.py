@@ -14,7 +14,7 @@ from esbench.schema import Case, Measurement, Run, Variant
 def published_sections(measured: Run, *published: Run) -> list[Section]:
     """Return the tables of each operator and phase with published variants and shapes.
 
-    Batch and dtype may differ; the captions say both.
+    Batch, dtype and bias may differ; the captions say so.
     """
     all_grids = [grid for operator in operators(measured) for grid in grids(measured, operator, TIMES)]
     return [section for ours in all_grids if (section := _section(ours, published))]
@@ -73,19 +73,19 @@ def _block(ours: Grid, theirs: Grid, multiplier: Multiplier, notes: Footnotes) -
         measured, published = (
             captions.conditions(grid, grid.cases).removesuffix(".") for grid in (ours, theirs)
         )
-        note += f" Not the same batch or number format: measured with {measured}, published with {published}."
+        note += f" Different conditions: measured with {measured}, published with {published}."
     title = f"{multiplier.title}, measured / {captions.device(theirs.run)}"
     return Block(title, note, filler.table(cell))
 
 
-def _batches(grid: Grid) -> set[tuple[str, int, int]]:
-    return {(case.dtype, case.members, case.repeats) for case in grid.cases}
+def _batches(grid: Grid) -> set[tuple[str, int, int, bool]]:
+    return {(case.dtype, case.members, case.repeats, case.bias) for case in grid.cases}
 
 
 def _matching_case(case: Case, grid: Grid) -> Case | None:
-    """Return the case of a grid that differs from this one at most in batch and dtype."""
+    """Return the case of a grid that differs from this one at most in batch, dtype and bias."""
     return next((candidate for candidate in grid.cases if _geometry(candidate) == _geometry(case)), None)
 
 
 def _geometry(case: Case) -> Case:
-    return msgspec.structs.replace(case, members=1, repeats=1, dtype="any", antithetic=False)
+    return msgspec.structs.replace(case, members=1, repeats=1, dtype="any", antithetic=False, bias=False)
