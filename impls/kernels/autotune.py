@@ -90,7 +90,7 @@ _BLOCKS = _tilings(
     (128, 128, 64, 8, 4), (128, 128, 128, 8, 3), (256, 64, 64, 8, 3), (64, 128, 64, 4, 3),
     (128, 64, 64, 4, 3), (64, 64, 64, 4, 4),
 )  # fmt: skip
-"""For dropped blocks, whose kernel has a program for each tile and loads by pointers."""
+"""For dropped blocks, whose kernel has a program for each tile."""
 _SUMS = _tilings(
     (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (128, 256, 32, 8, 4), (128, 128, 64, 8, 3),
     (128, 128, 128, 8, 3), (128, 128, 32, 4, 4), (256, 64, 64, 8, 3), (64, 256, 32, 4, 4),

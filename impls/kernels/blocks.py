@@ -15,7 +15,9 @@ from esbench.registry import variant
 from impls.kernels.binary_matmul import popcount
 from impls.kernels.dropout import gate_arguments, gate_factors, load_factors
 from impls.kernels.gemm import (
+    Gemm,
     accumulator_dtype,
+    describe,
     gemm_loop,
     gemm_of,
     grid_of,
@@ -24,7 +26,7 @@ from impls.kernels.gemm import (
     select_tiling,
     tile_index,
 )
-from impls.kernels.optional_triton import tl, triton
+from impls.kernels.optional_triton import TensorDescriptor, tl, triton
 from impls.kernels.scheme import AbstractFusedRows
 from impls.kernels.tiling import Tiling, block_size, input_precision
 from impls.schemes.blocks import BlocksNoise, DropoutBlocks, split_into_cells
@@ -66,6 +68,11 @@ class Cut(NamedTuple):
         unit, cells = split_into_cells(width, blocks)
         return cls(blocks, cells, unit)
 
+    def has_whole_tiles(self, width: int, tile: int) -> bool:
+        """Return whether each block of ``width`` channels begins and ends with a tile of this size."""
+        borders = [*(block * self.cells // self.blocks * self.unit for block in range(self.blocks)), width]
+        return not any(border % tile for border in borders)
+
 
 @triton.jit
 def lowest_bit(bits):
@@ -81,11 +88,15 @@ def first_channel(block, width, blocks, cells, unit):
 
 @triton.jit
 def multiply_kept_channels(
-    bits, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, inputs, blocks, cells, unit,
-    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    bits, x, start_m, first_x, stride_xi, mask_m, weight, start_n, stride_wo, outputs,
+    inputs, blocks, cells, unit, DESCRIPTORS: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Sum the product over the channels of the blocks with set bits; adjacent blocks share a loop."""
+    """Sum the product over the channels of the blocks with set bits; adjacent blocks share a loop.
+
+    ``x`` points to each row's first channel. With DESCRIPTORS it is a descriptor, whose row ``start_m`` and
+    column ``first_x`` are the first ones.
+    """
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     # A run of set bits begins at each set bit after a bit that is not set.
     runs = popcount((bits & ~(bits << 1)).to(tl.uint32))
@@ -94,11 +105,26 @@ def multiply_kept_channels(
         carried = bits + (bits & -bits)
         begin = first_channel(lowest_bit(bits), inputs, blocks, cells, unit)
         end = first_channel(lowest_bit(carried), inputs, blocks, cells, unit)
-        acc = gemm_loop(
-            acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, begin, end, ACC, PRECISION, BLOCK_K
-        )
+        if DESCRIPTORS:
+            for start in range(begin, end, BLOCK_K):
+                a = x.load([start_m, first_x + start])
+                b = weight.load([start_n, start]).T
+                acc = tl.dot(a, b, acc=acc, out_dtype=ACC, input_precision=PRECISION)
+        else:
+            offs_n = start_n + tl.arange(0, BLOCK_N)
+            acc = gemm_loop(
+                acc, x, stride_xi, mask_m, weight, stride_wo, offs_n, offs_n < outputs, begin, end,
+                ACC, PRECISION, BLOCK_K,
+            )  # fmt: skip
         bits = bits & carried
     return acc
+
+
+@triton.jit
+def block_of(channel, blocks, cells, unit):
+    """Return the block of a channel: the last one that begins at its cell or before it."""
+    cell = tl.minimum(channel // unit, cells - 1)
+    return ((cell + 1) * blocks - 1) // cells
 
 
 @triton.jit
@@ -108,26 +134,33 @@ def kept_blocks_kernel(
     stride_xr, stride_xm, stride_xp, stride_xi, stride_yr, stride_ym, stride_yp, stride_yo, stride_wo,
     groups, first, group_tiles, tiles_n,
     in_blocks, in_cells, in_unit, out_blocks, out_cells, out_unit,
-    IN: tl.constexpr, OUT: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of y of a group's rows; the grid is tiles of outputs, of rows, and groups.
 
     ``changes`` [groups, output blocks, input blocks] is -1 where either block is off. With ``factors``,
     dropped blocks are multiplied too, unless their factors are 0.
+
+    With DESCRIPTORS ``x``, ``y`` and ``weight`` are descriptors, see :func:`describe_groups`.
     """
-    row_tile, column_tile = tile_index(tl.program_id(0).to(tl.int64), groups * group_tiles, tiles_n, GROUP_M)
+    pid = tl.program_id(0)
+    if not DESCRIPTORS:
+        pid = pid.to(tl.int64)  # takes fewer registers; descriptors take int32 only
+    row_tile, column_tile = tile_index(pid, groups * group_tiles, tiles_n, GROUP_M)
     group = (row_tile // group_tiles).to(tl.int32)
     # Members take groups in turn; ``first`` is the group of member 0.
     first_member = (group + groups - first) % groups
     count = (members - first_member + groups - 1) // groups
-    offs_m = row_tile % group_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n = column_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    start_m, start_n = row_tile % group_tiles * BLOCK_M, column_tile * BLOCK_N
+    offs_m, offs_n = start_m + tl.arange(0, BLOCK_M), start_n + tl.arange(0, BLOCK_N)
     # A group may have no member; then no row exists.
     repeat, index, position = row_to_member(offs_m, tl.maximum(count, 1), positions)
     member = first_member + index * groups
     mask_m, mask_n = offs_m < tl.cast(repeats, tl.int64) * count * positions, offs_n < outputs
-    x += repeat * stride_xr + member * stride_xm + position * stride_xp
+    if not DESCRIPTORS:
+        x += repeat * stride_xr + member * stride_xm + position * stride_xp
 
     in_block, out_block = tl.arange(0, IN), tl.arange(0, OUT)
     pointers = changes + (group * out_blocks + out_block[:, None]) * in_blocks + in_block[None, :]
@@ -135,32 +168,63 @@ def kept_blocks_kernel(
     is_kept = (tl.load(pointers, mask=mask_blocks, other=-1).to(tl.float32) > -1).to(tl.int32)
     in_bits = tl.sum(tl.max(is_kept, axis=0) << in_block, axis=0)
     out_bits = tl.sum(tl.max(is_kept, axis=1) << out_block, axis=0)
-    cell = tl.minimum(offs_n // out_unit, out_cells - 1)
-    # The last block that begins at this cell or before it.
-    block = ((cell + 1) * out_blocks - 1) // out_cells
-    is_on = ((out_bits >> block.to(tl.int32)) & 1) != 0
-
-    needs_product = tl.max((is_on & mask_n).to(tl.int32), axis=0) != 0
+    if DESCRIPTORS:
+        needs_product = (out_bits >> block_of(start_n, out_blocks, out_cells, out_unit) & 1) != 0
+        is_on = needs_product
+    else:
+        block = block_of(offs_n, out_blocks, out_cells, out_unit).to(tl.int32)
+        is_on = ((out_bits >> block) & 1) != 0
+        needs_product = tl.max((is_on & mask_n).to(tl.int32), axis=0) != 0
+        is_on = is_on[None, :]
     if factors is not None:
         row_on, row_off = load_factors(factors, repeats, repeat, mask_m, ACC)
         needs_dropped = tl.max((row_off != 0).to(tl.int32), axis=0) != 0
         needs_product = needs_product | needs_dropped
     acc = multiply_kept_channels(
-        tl.where(needs_product, in_bits, 0), x, stride_xi, mask_m, weight, stride_wo, offs_n, mask_n, inputs,
-        in_blocks, in_cells, in_unit, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
+        tl.where(needs_product, in_bits, 0), x, start_m, first_member * inputs, stride_xi, mask_m,
+        weight, start_n, stride_wo, outputs, inputs, in_blocks, in_cells, in_unit,
+        DESCRIPTORS, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     if factors is not None:
         dropped = multiply_kept_channels(
-            tl.where(needs_dropped, in_bits ^ ((1 << in_blocks) - 1), 0), x, stride_xi, mask_m,
-            weight, stride_wo, offs_n, mask_n, inputs,
-            in_blocks, in_cells, in_unit, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
+            tl.where(needs_dropped, in_bits ^ ((1 << in_blocks) - 1), 0), x, start_m, first_member * inputs,
+            stride_xi, mask_m, weight, start_n, stride_wo, outputs, inputs, in_blocks, in_cells, in_unit,
+            DESCRIPTORS, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
-        acc = tl.where(is_on[None, :], row_on[:, None], row_off[:, None]) * acc + row_off[:, None] * dropped
+        acc = tl.where(is_on, row_on[:, None], row_off[:, None]) * acc + row_off[:, None] * dropped
+    elif DESCRIPTORS:
+        acc *= on  # a sum of no products is 0
     else:
-        acc = tl.where(is_on[None, :], acc * on, 0)
-    mask = mask_m[:, None] & mask_n[None, :]
-    y += repeat * stride_yr + member * stride_ym + position * stride_yp
-    tl.store(y[:, None] + offs_n[None, :] * stride_yo, acc.to(y.dtype.element_ty), mask=mask)
+        acc = tl.where(is_on, acc * on, 0)
+    if DESCRIPTORS:
+        y.store([start_m, first_member * outputs + start_n], acc.to(y.dtype))
+    else:
+        y += repeat * stride_yr + member * stride_ym + position * stride_yp
+        y = y[:, None] + offs_n.to(tl.int64)[None, :] * stride_yo
+        tl.store(y, acc.to(y.dtype.element_ty), mask=mask_m[:, None] & mask_n[None, :])
+
+
+def describe_groups(
+    gemm: Gemm, groups: int, cuts: tuple[Cut, Cut], tiling: Tiling
+) -> list[TensorDescriptor | None]:
+    """Return descriptors of y, x and the weight; None where blocks are not whole tiles, for example.
+
+    A row of y and x has the channels of one member of each group, one group after another.
+    """
+    out, inner = cuts
+    (outputs, inputs), (_, members, positions, _) = gemm.weight.shape, gemm.x.shape
+    are_tiles = out.has_whole_tiles(outputs, tiling.block_n) and inner.has_whole_tiles(inputs, tiling.block_k)
+    if (
+        members % groups
+        or positions > 1
+        or not (are_tiles and gemm.x.is_contiguous() and gemm.y.is_contiguous())
+    ):
+        return [None]
+    return [
+        describe(gemm.y.view(-1, groups * outputs), tiling.block_m, tiling.block_n),
+        describe(gemm.x.view(-1, groups * inputs), tiling.block_m, tiling.block_k),
+        describe(gemm.weight, tiling.block_n, tiling.block_k),
+    ]
 
 
 def block_dropout_product(
@@ -207,11 +271,16 @@ def block_dropout_product(
     )
     tiling = tiling.clip(largest, *weight.shape)
     group_tiles, column_tiles = -(-largest // tiling.block_m), -(-weight.shape[0] // tiling.block_n)
+    grid_of(groups, group_tiles, tiling.block_m)  # kernels count rows in int32
+    described = describe_groups(gemm, groups, cuts, tiling)
+    has_descriptors = None not in described
+    operands = described if has_descriptors else (y, x, gemm.weight)
     with torch.cuda.device_of(x):
         kept_blocks_kernel[grid_of(groups, group_tiles, column_tiles)](
-            y, x, gemm.weight, changes, *gate_arguments(on, off, x),
+            *operands, changes, *gate_arguments(on, off, x),
             repeats, members, positions, *weight.shape, *gemm.strides,
             groups, first % groups, group_tiles, column_tiles, *inner, *out,
+            DESCRIPTORS=has_descriptors,
             IN=block_size(inner.blocks, MAX_BLOCKS), OUT=block_size(out.blocks, MAX_BLOCKS),
             ACC=accumulator_dtype(x.dtype), PRECISION=input_precision(x.dtype), **tiling.options,
         )  # fmt: skip

@@ -94,7 +94,9 @@ def work_of(kernel: str, arguments: Mapping[str, Any], grid: tuple[int, ...], co
     }
     least_bytes = sum(sizes.values())
     if kernel == "kept_blocks_kernel":
-        least_bytes -= round(arguments["x"].nbytes * (1 - kept_share(arguments["in_blocks"])))
+        least_bytes -= round(
+            next(_tensors([arguments["x"]])).nbytes * (1 - kept_share(arguments["in_blocks"]))
+        )
     return Work(
         tiles=tiles,
         programs=programs,

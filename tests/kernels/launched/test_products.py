@@ -306,6 +306,12 @@ def make_dropout(side: Literal["in", "out"], sizes: Sizes, _: torch.dtype, guard
     return Product(lambda x, w, s, y, t: dropout.dropout_product(x, w, mask, *gates(s), y, side, t), formula)
 
 
+WHOLE_TILES: Cases = [
+    (Sizes(2, 36, 1, 160, 96), HALF, SMALL, torch.tensor([0.5, -0.5])),
+    (Sizes(1, 40, 1, 320, 384), HALF, OTHER, 1.0),
+]
+"""Sizes of which all blocks are whole tiles, which are loaded and stored by descriptors."""
+
 INPUT_BLOCKS: list[list[int]] = [[0, 1, 3], [], [0, 1, 2, 3, 4], [2, 4]]
 OUTPUT_BLOCKS: list[list[int]] = [[1], [0, 1], [0, 2], []]
 """Blocks kept by each of four groups, out of five input blocks and out of three output blocks."""
@@ -377,7 +383,9 @@ FAMILIES = {
     **{f"sparse {kept}": Family(partial(make_sparse, kept)) for kept in (1, 3)},
     **{f"dropout of {side}": Family(partial(make_dropout, side)) for side in ("in", "out")},
     **{
-        f"dropout of blocks, both sides {is_both}": Family(partial(make_block_dropout, is_both))
+        f"dropout of blocks, both sides {is_both}": Family(
+            partial(make_block_dropout, is_both), cases=[*CASES, *WHOLE_TILES]
+        )
         for is_both in (False, True)
     },
 }
