@@ -84,7 +84,7 @@ def notable_verdicts(decision: Decision) -> list[Verdict]:
 
 
 def _worst_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Sort by status, accepted failures last, then by slowdown; verdicts without a time come first."""
+    """Sort by status, accepted after other failures, then by slowdown; verdicts without a time come first."""
 
     def sort_key(verdict: Verdict) -> tuple[int, bool, float]:
         slowdown = verdict.bounds.effect if verdict.bounds else float("inf")

@@ -1,7 +1,7 @@
 """Product with dropout of inputs or outputs, with a mask for each member, in one kernel.
 
-Kept channels have the factor ``on`` and dropped ones ``off``: 1 / q and 0 if gates are on with probability q,
-and 2 - 1 / q and 2 for rows that see the negated noise.
+Kept channels have the factor ``on`` and dropped ones ``off``: 1 / q and 0 if a channel is kept with
+probability q, and 2 - 1 / q and 2 for rows that see the negated noise.
 """
 
 from dataclasses import dataclass
@@ -143,18 +143,18 @@ def dropout_product(
 
 
 def gate_factors(
-    scale: float, sigma: float | Tensor, prepared: float
+    scale: float, sigma: float | Tensor, noise_sigma: float
 ) -> tuple[float | Tensor, float | Tensor]:
-    """Return the factors (on, off) of kept and dropped channels.
+    """Return the factors (on, off) of kept and dropped channels, for masks drawn for ``noise_sigma``.
 
-    on = 1 + t (scale - 1) and off = 1 - t, with t = sigma / prepared.
-    At the sigma that noise was prepared for they are ``scale`` and 0; at its negative 2 - ``scale`` and 2.
+    on = 1 + t (scale - 1) and off = 1 - t, with t = sigma / noise_sigma: ``scale`` and 0 where the two are
+    equal, 2 - ``scale`` and 2 where ``sigma`` is ``-noise_sigma``, as in the antithetic half.
     """
     if not isinstance(sigma, Tensor):
-        ratio = sigma / prepared
+        ratio = sigma / noise_sigma
         return 1 + ratio * (scale - 1), 1 - ratio
     # Both are rounded to one dtype, so that their ratio is exactly 1 where they are equal.
-    ratios = sigma.flatten() / sigma.new_full((), prepared)
+    ratios = sigma.flatten() / sigma.new_full((), noise_sigma)
     ratios = ratios.to(torch.promote_types(torch.float32, ratios.dtype))
     return 1 + ratios * (scale - 1), 1 - ratios
 

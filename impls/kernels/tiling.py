@@ -36,7 +36,8 @@ class Tiling(NamedTuple):
         num_warps: warps of a program.
         num_stages: depth of the software pipeline of loads.
         programs: programs on each multiprocessor of a kernel that loops over tiles. While one of them ends a
-            tile, another one multiplies, if both fit into shared memory. Registers are limited so that they fit.
+            tile, another one multiplies, if both fit into shared memory. Registers are limited so that they
+            fit.
     """
 
     block_m: int = 128

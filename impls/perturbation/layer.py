@@ -287,7 +287,7 @@ class PerturbedLayer:
         Raises:
             ValueError: one was replaced by another object.
         """
-        parameters = self.module._parameters  # noqa: SLF001  faster than attributes, which are in Python
+        parameters = self.module._parameters  # noqa: SLF001  faster than attributes: Module.__getattr__ is Python
         if (
             parameters.get(self.weight_name) is not self.weight
             or parameters.get(self.bias_name) is not self.bias

@@ -194,13 +194,13 @@ PLOTS = {
         _timed,
     ),
     "time-population": Plot(
-        "time as a multiple of the plain layer's over the population, best of each family",
+        "time as a multiple of the plain layer's, against the population, best of each family",
         "a run with three cases that differ only in their members, such as suite population",
         partial(times, sweep=POPULATION),
         _timed,
     ),
     "time-width": Plot(
-        "time as a multiple of the plain layer's over the width, best of each family",
+        "time as a multiple of the plain layer's, against the width, best of each family",
         "a run with three cases that differ only in their width, such as suite width",
         partial(times, sweep=WIDTH),
         _timed,
@@ -218,7 +218,7 @@ PLOTS = {
         partial(_of_quality, metric=KAPPA),
     ),
     "kept-population": Plot(
-        "share of the members kept, over the population",
+        "share of the members kept, against the population",
         "a run with the phase quality and three populations, such as suite quality",
         kept_members,
         partial(_of_quality, metric=EFFECTIVE),

@@ -19,7 +19,7 @@ from esbench.schema import Case, Variant
 _THRESHOLD = 0.1
 """The axes are linear up to here: many closed forms are 0, and some are negative."""
 _MARGIN = 1.6
-"""The axes are longer than their largest value by this factor."""
+"""The axes end at the largest value times this factor."""
 _LARGEST = 1e12
 """A larger kappa is not drawn."""
 
@@ -64,7 +64,7 @@ def kappa(grid: Grid, width: float = PAGE) -> Figure | None:
     looks = style.looks(sorted(fit.variant.scheme for fit in all_fits))
     figure = Figure(width)
     (axes,) = figure.panels(1, 1, 3.8 if width == PAGE else 2.8)
-    _scale(axes, all_fits)
+    _set_up_axes(axes, all_fits)
     for fit in all_fits:
         look = looks[fit.variant.scheme]
         axes.vlines(fit.closed, *fit.interval, color=look.color, linewidth=0.8, zorder=1.8)
@@ -83,7 +83,7 @@ def kappa(grid: Grid, width: float = PAGE) -> Figure | None:
     return figure
 
 
-def _scale(axes: Axes, all_fits: Sequence[Fit]) -> None:
+def _set_up_axes(axes: Axes, all_fits: Sequence[Fit]) -> None:
     """Give both axes the same scale, linear near 0, and draw the line of equality and its tolerance."""
     ends = [end for fit in all_fits for end in (fit.closed, *fit.interval)]
     low, high = _MARGIN * min(-_THRESHOLD, *ends), _MARGIN * max(_THRESHOLD, *ends)
@@ -94,7 +94,7 @@ def _scale(axes: Axes, all_fits: Sequence[Fit]) -> None:
         locator.set_params(numticks=8)
         axis.set_major_locator(locator)
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    # The edges of the band are curved near 0, and matplotlib draws straight lines between points.
+    # Many points, because the band's edges are curved on this scale, and matplotlib draws straight lines.
     negative, positive = (np.geomspace(abs(end), _THRESHOLD / 100, 200) for end in (low, high))
     xs = np.concatenate([-negative, positive[::-1]])
     allowed = np.maximum(RELATIVE * np.abs(xs), ABSOLUTE)

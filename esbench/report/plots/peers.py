@@ -17,7 +17,7 @@ _LABEL_WIDTH = 0.33
 
 @style.use_style()
 def generation_times(generations: Generations, width: float = PAGE) -> Figure | None:
-    """Draw the time of a generation over the population, for one variant of each library.
+    """Draw the time of a generation against the population, for one variant of each library.
 
     The variant is that which is fastest with the most evaluations.
     Return ``None`` if fewer than three cases differ only in the population, or no variant has two times.

@@ -1,4 +1,4 @@
-"""Time as a multiple of the plain layer's, or the share of members kept, over the population or the width."""
+"""Time as a multiple of the plain layer's, or the share of members kept, against population or width."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ from esbench.text import pluralize
 from esbench.units import format_multiplier
 
 _MIN_CASES, _MIN_POINTS = 3, 2
-"""Fewer cases show no trend, and are in the table; one point is no line."""
+"""Fewer cases show no trend, and are in the table; a line needs two points."""
 _MAX_LINES = 6
 """More lines cannot be distinguished."""
 _LABEL_WIDTH = 0.33
@@ -87,7 +87,7 @@ class Line:
 
 @style.use_style()
 def times(grid: Grid, sweep: Sweep, width: float = PAGE) -> Figure | None:
-    """Draw time(variant) / time(base) over the population or width, for the cheapest variant of each family.
+    """Draw time(variant) / time(base) against population or width, for the cheapest variant of each family.
 
     Return ``None`` if fewer than three cases differ only in the population or width.
     """
@@ -111,11 +111,11 @@ def times(grid: Grid, sweep: Sweep, width: float = PAGE) -> Figure | None:
 
 @style.use_style()
 def kept_members(grid: Grid, width: float = PAGE) -> Figure | None:
-    """Draw n_eff / n in percent over the population n, at most 100 %, in up to six lines.
+    """Draw n_eff / n in percent against the population n, at most 100 %, in up to six lines.
 
-    The schemes that keep all members share a line. An arrow to the top stands for the scheme with the largest
-    share, if that is above 100 %, such as an exact estimate. Return ``None`` if fewer than three cases differ
-    only in the population.
+    Schemes that keep all members share a line. If the largest share is above 100 %, as that of an exact
+    estimate, an arrow to the top is labelled with its scheme. Return ``None`` if fewer than three cases
+    differ only in the population.
     """
     qualities = Qualities(grid.run)
 

@@ -91,14 +91,14 @@ class TopologyWorkload(AbstractTrainingWorkload):
         self._mask = sparse_masks.random_mask(self._weight, nonzero, Generator().manual_seed(seed))
         self._count = int(ALPHA * nonzero)
         self._weight.masked_fill_(~self._mask, 0)
-        # Changed by calls, and read by none.
-        self._changed, self._momentum = self._weight.clone(), torch.ones_like(self._weight)
+        # Calls zero entries of these, and of no tensor that they read, so that all calls do the same work.
+        self._zeroed_weight, self._momentum = self._weight.clone(), torch.ones_like(self._weight)
 
     @override
     def call(self) -> Tensor:
         after = self._scheme.choose(self._weight, self._buffers.take(), self._mask, self._count)
         if not isinstance(self._scheme, MaskMultiply):
-            sparse_masks.zero_changed([self._changed, self._momentum], self._mask, after)
+            sparse_masks.zero_changed([self._zeroed_weight, self._momentum], self._mask, after)
         return after
 
     @override
