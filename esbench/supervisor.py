@@ -390,6 +390,6 @@ def _read(descriptor: int) -> Announcement:
             return msgspec.json.decode(line, type=Announcement)
         time.sleep(POLL_S / 100)
     raise UserError(
-        "a variant has overwritten the file in which the measuring process announces its progress: "
-        "measure without the plug-in of this variant"
+        "a variant has overwritten the file in which the measuring process reports its progress: "
+        "measure without the plug-in that registers it"
     )

@@ -494,7 +494,7 @@ def template_case(
     if dtype is not None and dtype not in DTYPES:
         raise UserError(f"no dtype {dtype!r}; available: {', '.join(DTYPES)}")
     if not (math.isfinite(sigma) and sigma > 0):
-        raise UserError(f"--sigma {sigma:g}: expected a number above 0")
+        raise UserError(f"--sigma {sigma:g}: expected a finite number above 0")
     return Case(
         operator="",
         out_channels=1,

@@ -276,11 +276,11 @@ def check_replay(workload: Workload, phase: Phase, replay: Callable[[], object])
             is_noise_new = not _are_close(called[first], called[second])
             if is_noise_new and _are_close(replayed[first], replayed[second]):
                 raise WrongResultError(
-                    f"{phase} replayed from a graph draws the same noise each time: the step number must be "
-                    "a tensor, because a graph replays a number as a constant"
+                    f"{phase} replayed from a CUDA graph draws the same noise each time: the step number "
+                    "must be a tensor, because a graph keeps a Python number as it was when captured"
                 )
     for graph_result, call_result in zip(replayed, called, strict=True):
-        check_finite(graph_result, f"{phase} replayed from a graph")
+        check_finite(graph_result, f"{phase} replayed from a CUDA graph")
         if not _are_close(graph_result, call_result):
             raise WrongResultError(
                 f"{phase} replayed from a CUDA graph gives another result than a call: a graph does not "

@@ -117,8 +117,8 @@ class Page:
         sections = [part for part in forward if fnmatchcase(part.title.partition(",")[0], operator)]
         if not sections:
             raise UserError(
-                f"{file} and {', '.join(published_files)} have no variant and shape in common with times of "
-                "the forward"
+                f"no variant has a time of its forward on the same shape in {file} and in "
+                f"{', '.join(published_files)}"
             )
         names = " / ".join(map(captions.device, (run, *published)))
         parts = []

@@ -1,6 +1,6 @@
 """Product with noise in a few input columns of each member, in one kernel, and the sum of that noise.
 
-y_row = W x + s sum_k x[column_k] v_k. The row's values at its member's columns are gathered before the
+y_row = W x + sigma sum_j x[column_j] v_j. The row's values at its member's columns are gathered before the
 product and multiplied by the noise before y is written.
 """
 
@@ -31,11 +31,11 @@ from impls.schemes.sparse import SparseNoise, SparsePerturbed
 TILING = Tiling(block_m=128, block_n=256, block_k=64, group_m=8, num_warps=8, num_stages=3)
 """Default tile sizes."""
 
-FEW = tl.constexpr(2)
+MAX_UNROLLED = tl.constexpr(2)
 """Largest number of columns of a member for which the loop over them is unrolled."""
 
 MAX_COLUMNS = 8
-"""Most columns of a member."""
+"""Largest number of columns of a member: kernels are compiled and tested up to it."""
 
 AT_ONCE = 16
 """Rows of values that a sum loads at a time."""
@@ -46,7 +46,7 @@ MAX_OUTPUTS = 256
 
 @triton.jit
 def add_column(
-    acc, out, x, columns, values, scale, j, start_m, start_n, KEPT: tl.constexpr, IS_DESCRIBED: tl.constexpr,
+    acc, out, x, columns, values, scale, j, start_m, start_n, K: tl.constexpr, IS_DESCRIBED: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
     """Add to acc [m, n] the product of x at each row's column j with the row's values of that column."""
@@ -55,31 +55,35 @@ def add_column(
     mask_m = offs_m < out.rows
     repeat, member, position = row_to_member(offs_m, out.members, out.positions)
     pointer += repeat * stride_r + member * stride_m + position * stride_p
-    column = tl.load(columns + member * KEPT + j, mask=mask_m, other=0).to(tl.int64)
+    column = tl.load(columns + member * K + j, mask=mask_m, other=0).to(tl.int64)
     x_column = tl.load(pointer + column * stride_i, mask=mask_m, other=0).to(ACC) * scale
     start, end = j * out.outputs + start_n, (j + 1) * out.outputs
-    value = load_of_members(values, out, start_m, start, end, KEPT * out.outputs, acc, IS_DESCRIBED)
+    value = load_of_members(values, out, start_m, start, end, K * out.outputs, acc, IS_DESCRIBED)
     return acc + x_column[:, None] * value.to(ACC)
 
 
 @triton.jit
 def add_columns(acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr):
-    """Add to acc [m, n] the rows' x at ``columns`` [members, kept] times ``values`` [members, kept * o]."""
+    """Add sigma sum_j x[column_j] v_j to the rows of acc [m, n].
+
+    ``columns`` [members, k] has each member's column_j, and ``values`` [members, k * o] its v_j.
+    """
     x, columns, values, sigmas, sigma = operands
-    kept: tl.constexpr = OPTIONS[0]
+    k: tl.constexpr = OPTIONS[0]
+    is_described: tl.constexpr = OPTIONS[1]
     offs_m = start_m + tl.arange(0, acc.shape[0])
     repeat, _, _ = row_to_member(offs_m, out.members, out.positions)
     scale = load_sigma(sigmas, sigma, repeat, offs_m < out.rows, ACC)
-    if kept <= FEW:
-        for j in tl.static_range(kept):
+    if k <= MAX_UNROLLED:
+        for j in tl.static_range(k):
             acc = add_column(
-                acc, out, x, columns, values, scale, j, start_m, start_n, kept, OPTIONS[1], ACC
+                acc, out, x, columns, values, scale, j, start_m, start_n, k, is_described, ACC
             )  # fmt: skip
     else:
-        # Unrolled, loads of all columns would be in registers at the same time.
-        for j in tl.range(0, kept, num_stages=1):
+        # If this loop were unrolled, the loads of all columns would be in registers at the same time.
+        for j in tl.range(0, k, num_stages=1):
             acc = add_column(
-                acc, out, x, columns, values, scale, j, start_m, start_n, kept, OPTIONS[1], ACC
+                acc, out, x, columns, values, scale, j, start_m, start_n, k, is_described, ACC
             )  # fmt: skip
     return acc
 
@@ -114,13 +118,13 @@ def sparse_product(
     operands = ((x, *x.stride()), columns, described, *noise_scale(sigma, x))
     return gemm.launch(
         tiling, operands, LAST=add_columns, OPTIONS=(count, not isinstance(described, Tensor)),
-        FLATTEN=count <= FEW.value,
+        FLATTEN=count <= MAX_UNROLLED.value,
     )  # fmt: skip
 
 
 @triton.jit
 def column_sums_kernel(
-    out, values, utilities, order, starts, kept, outputs, tiles,
+    out, values, utilities, order, starts, k, outputs, tiles,
     ACC: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Sum members' values at one input column for a tile of outputs; the grid is tiles times columns.
@@ -136,7 +140,7 @@ def column_sums_kernel(
         offs_m = start + tl.arange(0, AT_ONCE)
         mask_m = offs_m < end
         row = tl.load(order + offs_m, mask=mask_m, other=0)
-        utility = tl.load(utilities + row // kept, mask=mask_m, other=0).to(ACC)
+        utility = tl.load(utilities + row // k, mask=mask_m, other=0).to(ACC)
         mask = mask_m[:, None] & mask_n[None, :]
         value = tl.load(values + row[:, None] * outputs + offs_n[None, :], mask=mask, other=0)
         acc += tl.sum(value.to(ACC) * utility[:, None], axis=0)
@@ -213,8 +217,8 @@ class FusedSparsePerturbed(AbstractFused[SparseNoise]):
         super().__post_init__()
         if self.k > MAX_COLUMNS:
             raise ValueError(
-                f"k must be at most {MAX_COLUMNS} for a kernel, which keeps all values in registers, got "
-                f"{self.k}"
+                f"k must be at most {MAX_COLUMNS} for a kernel, got {self.k}: "
+                "SparsePerturbed supports more columns"
             )
 
     @override

@@ -90,7 +90,7 @@ def test_bad_usage_ends_in_one_line_and_exit_code_2(
         ("--linear 8x8 --dtype int8", "no dtype 'int8'; available: float64, float32"),
         ("--linear 8x8 --members 0", "'--members'"),
         ("--linear 8x8 --repeats -1", "'--repeats'"),
-        ("--linear 8x8 --sigma 0", "--sigma 0: expected a number above 0"),
+        ("--linear 8x8 --sigma 0", "--sigma 0: expected a finite number above 0"),
         ("--linear 8x8 --memory-limit 0GB", "--memory-limit 0GB: expected a size above 0, such as 2GB"),
         ("--linear 8x8 --device tpu", "no device 'tpu'; available: auto, cpu, cuda"),
         ("--linear 8x8 --variants Nope*", "no variant matches 'Nope*'"),

@@ -26,7 +26,7 @@ MATRIX_ONLY: list[Callable[[], AnyScheme]] = [FusedFlipped, FusedFlippedSign, Fu
 REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("rank must be a power of two", lambda: FusedLowRank(3)),
     ("at most 32 for a kernel.* got 64", lambda: FusedLowRankSign(64, regenerated=True)),
-    ("k must be at most 8 for a kernel", lambda: FusedSparsePerturbed(9)),
+    ("at most 8 for a kernel, got 9: SparsePerturbed supports more", lambda: FusedSparsePerturbed(9)),
     ("blocks must be at most 16 for a kernel", lambda: FusedDropoutBlocks(blocks=17)),
     ("k must be an int of at least 1", lambda: FusedSparsePerturbed(0)),  # refused by the wrapped scheme
 ]

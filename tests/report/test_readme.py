@@ -63,7 +63,7 @@ def test_published_figures_of_one_operator() -> None:
     files = ("results/published/nesgpu_gtx1080ti.jsonl", "results/published/nesgpu_rtx2070.jsonl")
     assert "<summary>Linear" in page.published(*files, operator="Linear")
     assert "<summary>Conv2d" not in page.published(*files, operator="Linear")
-    with pytest.raises(UserError, match="no variant and shape in common"):
+    with pytest.raises(UserError, match="no variant has a time of its forward on the same shape"):
         page.published(*files, operator="Attention")
 
 

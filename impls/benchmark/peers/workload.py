@@ -264,7 +264,7 @@ class PeerWorkload(Workload):
         where = f"measured on {MEASURED_ALONE.label}"
         peaks = []
         if self._is(MEASURED_ALONE) and self._device == "cpu":
-            peaks = [call_in_fresh_process(peak_alone, self._scheme, self._case, self._seed)]
+            peaks = [call_in_fresh_process(search_peak_bytes, self._scheme, self._case, self._seed)]
         yield quality_metric("process_peak_bytes", "fresh process", peaks, "" if peaks else where)
 
     def _is(self, case: Case) -> bool:
@@ -380,11 +380,14 @@ def check_learning(losses: Sequence[float]) -> None:
         )
 
 
-def peak_alone(scheme: AbstractPeer, case: Case, seed: int) -> int:
-    """Return the peak resident bytes of a search in this process, which should be fresh.
+def search_peak_bytes(scheme: AbstractPeer, case: Case, seed: int) -> int:
+    """Return by how many bytes two generations raise this process's resident memory at their peak.
 
-    It is that of two generations and the state, above the process after the library's first generation with
-    few members has loaded and compiled what it needs.
+    The process should be fresh. A generation of a small population comes first and is not counted: in it the
+    library loads and compiles what it needs.
+
+    Raises:
+        UnavailableError: the system cannot reset a process's peak memory.
     """
     small = msgspec.structs.replace(case, members=2)
     y = classes(case.repeats // 2, "cpu", seed)
@@ -392,7 +395,7 @@ def peak_alone(scheme: AbstractPeer, case: Case, seed: int) -> int:
     scheme.search(task_of(small, "cpu", seed, y=y)).step(x)
     before_bytes = reset_peak()
     if before_bytes is None:
-        raise UnavailableError("this system does not report the peak of a part of a process")
+        raise UnavailableError("this system does not report the peak memory of a part of a process")
     search = scheme.search(task_of(case, "cpu", seed, y=y))
     for _ in range(2):
         search.step(x)

@@ -117,7 +117,7 @@ class SearchWorkload(AbstractTrainingWorkload):
         alone = largest_alone(Search(search.case, search.device, search.seed))
         reasons = {}  # why a method has no value
         if None in {trial.resident_bytes for trial in (alone, *trials)}:
-            reasons["resident set"] = "this system does not report the peak of a part of a process"
+            reasons["resident set"] = "this system does not report the peak memory of a part of a process"
         if not search.device.startswith("cuda"):
             reasons["allocator"] = "torch's allocator reports what it reserves on CUDA only"
         if search.mode == "subprocess":
@@ -219,7 +219,7 @@ def largest_alone(search: Search) -> Trial:
 
 
 def reset_peak() -> int | None:
-    """Reset the process's peak memory and return its present one; None where Linux does not report it."""
+    """Reset the process's peak memory; return its current memory in bytes, or None if not reported."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
