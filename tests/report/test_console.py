@@ -51,6 +51,16 @@ def test_a_shape_without_quality_shows_times() -> None:
     assert first.endswith("7.00")
 
 
+def test_times_are_those_of_the_phase_that_most_variants_have() -> None:
+    """A variant without a forward is not left out, and nobody wins because others lack one."""
+    fast, slow = variant("Fast"), variant("Slow")
+    timed = [time_row(slow, linear(), 1.0)]
+    timed += [time_row(v, linear(), ms, phase="step") for v, ms in ((fast, 2.0), (slow, 3.0))]
+    _, header, *table = run_summary(synthetic.run(timed)).rstrip().splitlines()
+    assert "step (ms)" in header
+    assert [line.split() for line in table] == [["Fast", "2.00"], ["Slow", "3.00"]]
+
+
 def test_three_shapes_of_different_operators_are_shown() -> None:
     """Each operator comes before a second shape of another one; a line says how many are left out.
 

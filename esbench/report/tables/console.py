@@ -135,6 +135,7 @@ def _time_tables(run: Run) -> Iterator[tuple[Case, str]]:
         if rankings(run, operator):
             continue
         timed = [grid for grid in latency_grids(run, operator) if grid.method != UNMEASURED]
+        timed.sort(key=lambda grid: -len(grid.cells))  # some variants may lack a phase
         for grid in timed[:1]:
             for case in reversed(grid.cases):
                 if rows := _rows_by_time(grid, case):
