@@ -160,7 +160,10 @@ def _interruptible() -> Iterator[None]:
         note("interrupted: no decision; workers and their files are removed")
         raise KeyboardInterrupt
 
-    handlers = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    ending = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        ending.append(signal.SIGHUP)  # the terminal was closed
+    handlers = {number: signal.signal(number, interrupt) for number in ending}
     try:
         yield
     finally:

@@ -189,10 +189,17 @@ def test_bad_usage_ends_in_one_line_and_exit_code_2(
     assert "not a git repository" in workspace.run("--base", "HEAD").only_line
 
 
-def test_an_interrupt_leaves_nothing_behind(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupt exits with 130; further signals do not stop the clean-up, and handlers are restored."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_leaves_nothing_behind(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """An interrupt exits with 130; further signals do not stop the clean-up, and handlers are restored.
+
+    So does a terminal that is closed.
+    """
     worker_counts: list[int] = []
-    before = signal.getsignal(signal.SIGTERM)
+    outer = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under nohup
+    before = signal.getsignal(number)
     remove = shutil.rmtree
 
     @contextlib.contextmanager
@@ -200,13 +207,13 @@ def test_an_interrupt_leaves_nothing_behind(workspace: Workspace, monkeypatch: p
         def show(_done: int, _total: int, activity: str, *_: object) -> None:
             if activity.endswith("a check") and not worker_counts:
                 worker_counts.append(len(workspace.workers()))
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), number)
 
         yield show
 
     def disturbed(*arguments: Any, **options: Any) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT) if worker_counts else ():
-            os.kill(os.getpid(), number)
+        for another in (number, signal.SIGINT) if worker_counts else ():
+            os.kill(os.getpid(), another)
         remove(*arguments, **options)
 
     begin = msgspec.json.encode(Begin("a check", 0, 1)) + b"\n"  # and nothing more
@@ -219,4 +226,5 @@ def test_an_interrupt_leaves_nothing_behind(workspace: Workspace, monkeypatch: p
     assert (done.code, done.out, worker_counts) == (130, "", [2])
     assert done.err.splitlines()[-1] == "interrupted: no decision; workers and their files are removed"
     assert not (workspace.out / "gate.json").exists()
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(number) == before
+    signal.signal(signal.SIGHUP, outer)
