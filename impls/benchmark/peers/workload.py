@@ -321,6 +321,7 @@ class PeerWorkload(Workload):
         pairs = calls * search.generations * task.pairs
         least = LEAST_COSINE * math.sqrt(pairs / (pairs + len(center)))
         for change, slope in zip(changes, slopes, strict=True):
+            check_result(bool(change.any()), f"the sum of {calls} updates is zero")
             cosine = -float(change @ slope / (change.norm() * slope.norm()))
             check_result(
                 cosine >= least,
