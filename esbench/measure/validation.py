@@ -405,6 +405,8 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         lambda: torch.empty(0).device,
         lambda device: torch.set_default_device(None if device.type == "cpu" else device),
     ),
+    # Torch has no function that reads it; it holds for floats of Python, too.
+    "the flushing of denormal numbers": (lambda: sys.float_info.min / 2 == 0.0, torch.set_flush_denormal),
     "the use of oneDNN": (
         lambda: torch.backends.mkldnn.enabled,
         partial(setattr, torch.backends.mkldnn, "enabled"),

@@ -166,6 +166,10 @@ def test_a_call_that_changes_a_global_setting_is_caught() -> None:
         (enter_inference_mode, "gradients from True to False, the inference mode from False to"),
         (partial(sys.setrecursionlimit, 5000), "the recursion limit from"),
         (
+            partial(torch.set_flush_denormal, True),  # noqa: FBT003  # the same
+            "the flushing of denormal numbers from False to True",
+        ),
+        (
             partial(optimizer.register_optimizer_step_post_hook, lambda *_: None),
             "the global hooks of optimizers from (0, 0) to (0, 1)",
         ),
