@@ -199,9 +199,11 @@ def supervise(say: Callable[[str], object]) -> Child:
     if child().is_supervised:
         return child()
     arguments = sys.argv[1:]
-    # A program that calls the command line sets sys.argv; its own arguments would not start this command.
-    is_command = sys.orig_argv[-len(arguments) :] == arguments
-    if os.name != "posix" or not is_command:
+    # A program that calls the command line sets sys.argv; its own arguments would not start it, even
+    # if they end like those of the command, as in `pytest -k check`.
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    is_script = script is not None and Path(script).absolute() == Path(sys.argv[0]).absolute()
+    if os.name != "posix" or not is_script or sys.orig_argv[-len(arguments) :] != arguments:
         return Child()
     sys.exit(run_children([sys.executable, *sys.orig_argv[1:]], say))
 

@@ -297,3 +297,13 @@ def test_check_goes_on_after_a_scheme_that_ends_the_process(tmp_path: Path) -> N
     assert "the process ended with exit code 0 during check" in one_line(ended.stderr)
     lines = [line.split()[0] for line in ended.stdout.splitlines() if "correct: " in line or "failed" in line]
     assert lines == ["TinyFirst", "TinyExiting", "TinyLast"]
+
+
+def test_a_program_with_the_words_of_a_command_calls_it_in_its_own_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The command line that a program calls is not the program, whose last argument may be the same word."""
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-m", "pytest", "-k", "check"])
+    monkeypatch.setattr(sys, "argv", ["esbench", "check"])
+    monkeypatch.setattr(supervisor, "run_children", lambda *_: pytest.fail("started the program again"))
+    assert not supervisor.supervise(print).is_supervised

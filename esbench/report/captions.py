@@ -113,7 +113,7 @@ def _same_metric(grid: Grid) -> Iterator[Measurement]:
 
 
 def conditions(grid: Grid, cases: Sequence[Case]) -> str:
-    """Return dtype, batch, bias and method of these cases; the method of a CPU is always "host" and left out."""
+    """Return dtype, batch, bias and method of these cases; the method of a CPU, "host", is left out."""
     batches = list(dict.fromkeys(f"{case.members} x {case.repeats}" for case in cases))
     if len(batches) > _MAX_BATCHES:
         batches = [f"{batches[0]} to {batches[-1]}"]
