@@ -78,7 +78,7 @@ def gate(
     with prepared(top, {"base": compared, "head": tested}, device, suite) as run:
         chosen = {"variants": tuple(variants or ()), "plugins": tuple(plugin or ()), "separate": separate}
         run.orders = msgspec.structs.replace(run.orders, **chosen)
-        run.settings = Settings(margin=margin)
+        run.settings = Settings.of(margin, separate=separate)
         accepted = waivers.read(Path(run.orders.roots["head"]), dt.datetime.now(dt.UTC).date())
         note(f"gate: {head} against {base or 'the merge base'} on {run.environment.device_name}")
         evidence = run.run(out)

@@ -1,10 +1,10 @@
 """The decision of the gate: verdicts and an exit code from measured times and counts. No torch.
 
 Counts, outputs and missing rows are compared exactly. Times are tested in looks. A replicate, which is one
-set-up of a cell in both arms, gives the log of head / base. At each look, all replicates of a cell so far
-give a trimmed mean and its standard error (Yuen, 1974). A cell FAILs at the first look at which it is shown
-to be slower than the margin, and ends early if it is shown to be hardly slower; the others get more
-replicates. The geometric mean over cells is tested at the first look.
+set-up of a cell in both arms, or a few in a pair of processes, gives the log of head / base. At each look,
+all replicates of a cell so far give a trimmed mean and its standard error (Yuen, 1974). A cell FAILs at the first
+look at which it is shown to be slower than the margin, and ends early if it is shown to be hardly slower; the
+others get more replicates. The geometric mean over cells is tested at the first look.
 
 The family-wise level is shared by Bonferroni's inequality, which holds for dependent tests: each cell and the
 mean get the same part of it, and each look of a cell the same part of that, which is a constant spending of
@@ -88,6 +88,16 @@ def replicate_log_ratio(replicate: Replicate) -> float:
     )
     rounds = zip(head[::2], head[1::2], base[::2], base[1::2], strict=True)
     return trimmed([(h1 + h2 - b1 - b2) / 2 for h1, h2, b1, b2 in rounds], ROUND_TRIM).mean
+
+
+def independent_log_ratios(set_ups: Sequence[Replicate], settings: Settings) -> list[float]:
+    """Return log(head / base) of each set-up of a look, or the mean of those in each pair of processes."""
+    if not settings.per_pair:
+        return [replicate_log_ratio(set_up) for set_up in set_ups]
+    by_process: dict[int, list[float]] = {}
+    for set_up in sorted(set_ups, key=lambda set_up: set_up.process):
+        by_process.setdefault(set_up.process, []).append(replicate_log_ratio(set_up))
+    return [fmean(log_ratios) for log_ratios in by_process.values()]
 
 
 class Estimate(NamedTuple):
@@ -184,8 +194,11 @@ def open_names(log_ratios: LogRatios, settings: Settings) -> list[str]:
 def mean_verdict(log_ratios: LogRatios, settings: Settings) -> Verdict:
     """Return the verdict on the mean over the cells, at their first look."""
     level = level_of_cell(log_ratios, settings)
-    cells = [looks for name, looks in log_ratios.items() if not control_of(name)]
-    mean = mean_over_cells([trimmed(looks[0], settings.trim) for looks in cells])
+    first = [looks[0] for name, looks in log_ratios.items() if not control_of(name)]
+    if settings.per_pair:  # what differs between the processes of a pair shifts all of its cells
+        mean = trimmed([fmean(pair) for pair in zip(*first, strict=True)], settings.trim)
+    else:
+        mean = mean_over_cells([trimmed(look, settings.trim) for look in first])
     tested = bounds(mean, settings.looks[0], level, settings)
     is_noisy = tested.high > settings.worst
     status: Status = "FAIL" if tested.p <= level else "INCONCLUSIVE" if is_noisy else "PASS"

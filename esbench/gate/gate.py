@@ -2,8 +2,9 @@
 
 A worker process imports both revisions, or starts a process for each of them. For a replicate it sets a cell
 up anew in both arms, and times them in ABBA or BAAB rounds. The addresses that a set-up happens to get change
-a time, with either revision and in any process, so set-ups, not processes, are what is repeated. Each look
-uses fresh processes, a few at the same time. Every replicate is written to disk as soon as it is measured.
+a time, with either revision and in any process, so set-ups, not processes, are what is repeated. If each arm
+has its own process, the addresses of the processes differ, too, so pairs of processes are repeated. Each look
+uses fresh processes, a few at the same time. Every set-up is written to disk as soon as it is measured.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from esbench.errors import UserError
-from esbench.gate.decision import Evidence, open_names, replicate_log_ratio
+from esbench.gate.decision import Evidence, independent_log_ratios, open_names
 from esbench.gate.records import (
     SCHEMA,
     Arm,
@@ -75,18 +76,20 @@ class Gate:
         with (folder / REPLICATES).open("wb", buffering=0) as file:
             file.write(msgspec.json.Encoder().encode_lines([evidence.opening, *evidence.surveys]))
             for look, count in enumerate(settings.new_replicates):
-                new: dict[str, list[float]] = {name: [] for name in open_names(evidence.log_ratios, settings)}
+                new: dict[str, list[Replicate]] = {
+                    name: [] for name in open_names(evidence.log_ratios, settings)
+                }
                 if not new:
                     break
                 try:
                     for replicate in self.replicates(look, count, new):
                         file.write(msgspec.json.encode(replicate) + b"\n")
-                        new[replicate.cell].append(replicate_log_ratio(replicate))
+                        new[replicate.cell].append(replicate)
                 except WorkerError as error:
                     evidence.invalid.append(str(error))
                     break
-                for name, log_ratios in new.items():
-                    evidence.log_ratios[name].append(log_ratios)
+                for name, replicates in new.items():
+                    evidence.log_ratios[name].append(independent_log_ratios(replicates, settings))
         return evidence
 
     def survey(self) -> Evidence:
@@ -121,14 +124,16 @@ class Gate:
         )
 
     def replicates(self, look: int, count: int, names: Collection[str]) -> Iterator[Replicate]:
-        """Yield ``count`` replicates of each of these cells and controls, from fresh processes.
+        """Yield the set-ups of ``count`` replicates of these cells and controls, from fresh processes.
 
         Raises:
             WorkerError: not all were measured.
         """
-        missing = Counter(dict.fromkeys(names, count))
-        orders = {"look": look, "names": tuple(names), "replicates": count}
-        for message in self._messages(self.settings.processes, f"look {look + 1}", **orders):
+        per_pair = self.settings.per_pair
+        processes, set_ups = (count, count * per_pair) if per_pair else (self.settings.processes, count)
+        missing = Counter(dict.fromkeys(names, set_ups))
+        orders = {"look": look, "names": tuple(names), "replicates": set_ups}
+        for message in self._messages(processes, f"look {look + 1}", **orders):
             if isinstance(message, Replicate):
                 missing[message.cell] -= 1
                 yield message

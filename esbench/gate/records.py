@@ -213,6 +213,8 @@ class Settings(Strict, frozen=True):
         indifferent: a cell ends early if it is shown to be slower by less than ``margin + indifferent``.
         looks: replicates of a cell at each look.
         processes: processes in which the replicates of a look are measured.
+        per_pair: set-ups of a cell in a pair of processes, one for each arm, whose mean is one replicate, as
+            they share the addresses and the hash seeds of the processes; 0 if both arms are in one process.
         alpha: family-wise level of the gate.
         beta: level of the upper bound with which a cell ends early.
         worst: a cell that may be slower by more after the last look is too noisy.
@@ -224,10 +226,16 @@ class Settings(Strict, frozen=True):
     indifferent: float = 0.01
     looks: tuple[int, ...] = (36, 108, 216)
     processes: int = 4
+    per_pair: int = 0
     alpha: float = 0.01
     beta: float = 0.01
     worst: float = 0.05
     trim: float = 0.2
+
+    @classmethod
+    def of(cls, margin: float, *, separate: bool) -> "Settings":
+        """Return the settings of a gate; with ``separate``, as many set-ups in more processes."""
+        return cls(margin=margin, looks=(12, 36, 72), per_pair=3) if separate else cls(margin=margin)
 
     @property
     def new_replicates(self) -> list[int]:

@@ -15,7 +15,8 @@ WORDS = {PASSED: "PASS", FAILED: "FAIL", USAGE: "ERROR", INVALID: "INCONCLUSIVE"
 ORDER: dict[Status, int] = {"FAIL": 0, "INCONCLUSIVE": 1, "PASS": 2}
 LEGEND = (
     "slower by: slowdown of head relative to base; at least: lower bound at the level of the test; at most: "
-    "upper bound at the level of 1 %; replicates: set-ups of the cell in both revisions."
+    "upper bound at the level of 1 %; replicates: set-ups of the cell in both revisions, or pairs of "
+    "processes that set it up."
 )
 
 

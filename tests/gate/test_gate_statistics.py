@@ -14,9 +14,12 @@ from esbench.gate.decision import (
     ROUND_TRIM,
     Estimate,
     bounds,
+    independent_log_ratios,
     mean_over_cells,
+    mean_verdict,
     replicate_log_ratio,
     sequential_test,
+    time_verdicts,
     trimmed,
 )
 from esbench.gate.records import ARMS, Arm, Replicate, Settings, Visits
@@ -156,3 +159,25 @@ def test_a_cell_at_the_margin_fails_at_the_level_of_its_test() -> None:
         assert failures(SETTINGS.margin, heavy=heavy) <= level * suites + 3 * math.sqrt(level * suites)
         assert failures(0.03, heavy=heavy) == suites
         assert failures(0.0, heavy=heavy) < level * suites / 2
+
+
+def test_pairs_of_processes_that_differ_are_no_slowdown() -> None:
+    """What differs between the processes of a pair shifts all of its cells, and is not taken for a slowdown.
+
+    With every set-up as a replicate, although those in a pair are alike, many of these gates would fail.
+    """
+    rng, pairs = np.random.default_rng(0), Settings.of(SETTINGS.margin, separate=True)
+    failed = dict.fromkeys((4, 12), 0)
+    for _, processes in itertools.product(range(50), failed):
+        settings = pairs if processes == 12 else SETTINGS
+        shifts = rng.normal(0.0, 0.05, processes)
+        look: dict[str, list[Replicate]] = {name: [] for name in "ABCDEF"}
+        for name, number in itertools.product(look, range(36)):
+            process = number % processes
+            head = math.exp(shifts[process] + rng.normal(0.0, 0.02))
+            look[name].append(Replicate(0, process, name, ARMS[:1], ((1.0,),) * 2, ((head,),) * 2))
+        looks = {name: [independent_log_ratios(set_ups, settings)] for name, set_ups in look.items()}
+        verdicts = [*time_verdicts(looks, settings), mean_verdict(looks, settings)]
+        failed[processes] += any(verdict.status == "FAIL" for verdict in verdicts)
+    assert failed[12] <= 1
+    assert failed[4] >= 12

@@ -7,6 +7,7 @@ import datetime as dt
 from collections import Counter
 from collections.abc import Generator, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 import pytest
@@ -135,6 +136,27 @@ def test_no_process_starts_after_all_cells_are_decided(tmp_path: Path) -> None:
         *((number, 2, False) for number in range(2)),
         *((number, 4, True) for number in range(4)),
     ]
+
+
+def test_pairs_of_processes_are_replicates_of_arms_that_are_imported_separately(tmp_path: Path) -> None:
+    """Each look starts as many pairs as it adds replicates; a replicate is the mean of its pair's set-ups."""
+    measured, started = evidence({BAKER.name: 0.01}, noise=0.06), list[Orders]()
+
+    def start(orders: Sequence[Orders], folder: Path) -> Generator[Message]:
+        started.extend(orders)
+        yield from replay(measured)(orders, folder)
+
+    gate = fake_gate(tmp_path, start)
+    gate.settings = Settings.of(0.005, separate=True)
+    found = gate.run(tmp_path).log_ratios[BAKER.name]
+    assert [len(look) for look in found] == [12, 24, 36]
+    looks = [orders for orders in started if orders.names]
+    assert Counter((orders.look, orders.processes, orders.replicates) for orders in looks) == {
+        (0, 12, 36): 12,
+        (1, 24, 72): 24,
+        (2, 36, 108): 36,
+    }
+    assert found[0][1] == pytest.approx(fmean(measured.log_ratios[BAKER.name][0][1::12]))
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
