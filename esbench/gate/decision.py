@@ -2,9 +2,9 @@
 
 Counts, outputs and missing rows are compared exactly. Times are tested in looks. A replicate, which is one
 set-up of a cell in both arms, or a few in a pair of processes, gives the log of head / base. At each look,
-all replicates of a cell so far give a trimmed mean and its standard error (Yuen, 1974). A cell FAILs at the first
-look at which it is shown to be slower than the margin, and ends early if it is shown to be hardly slower; the
-others get more replicates. The geometric mean over cells is tested at the first look.
+all replicates of a cell so far give a trimmed mean and its standard error (Yuen, 1974). A cell FAILs at the
+first look at which it is shown to be slower than the margin, and ends early if it is shown to be hardly
+slower; the others get more replicates. The geometric mean over cells is tested at the first look.
 
 The family-wise level is shared by Bonferroni's inequality, which holds for dependent tests: each cell and the
 mean get the same part of it, and each look of a cell the same part of that, which is a constant spending of

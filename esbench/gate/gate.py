@@ -70,10 +70,11 @@ class Gate:
 
         Raises:
             UserError: a revision cannot be measured at all.
+            OSError: the file cannot be written, for example because the disk is full.
         """
         evidence, settings = self.survey(), self.settings
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / REPLICATES).open("wb", buffering=0) as file:
+        with _naming(folder / REPLICATES) as path, path.open("wb", buffering=0) as file:
             file.write(msgspec.json.Encoder().encode_lines([evidence.opening, *evidence.surveys]))
             for look, count in enumerate(settings.new_replicates):
                 new: dict[str, list[Replicate]] = {
@@ -163,3 +164,12 @@ def timed_cells(surveys: Sequence[Surveyed]) -> list[Cell]:
     in_base = {row.cell for row in surveys if row.status == "ok" and row.arm == "base"}
     rows = (row for row in surveys if row.status == "ok" and row.arm == "head" and row.timed)
     return sorted((row.cell for row in rows if row.cell in in_base), key=lambda cell: cell.name)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[Path]:
+    """Yield a path, and name it in errors without a file, which those of writing are."""
+    try:
+        yield path
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, error.filename or str(path)) from error

@@ -160,7 +160,7 @@ def test_pairs_of_processes_are_replicates_of_arms_that_are_imported_separately(
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
-    """Every sample must be stored, so the gate ends; the command prints the error in one line."""
+    """Every sample must be stored, so the gate ends; the error names the file."""
     (tmp_path / REPLICATES).symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left on device"):
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / REPLICATES}'"):
         fake_gate(tmp_path, replay(evidence())).run(tmp_path)
