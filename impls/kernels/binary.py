@@ -188,8 +188,25 @@ def sample_bits(
 SUM_BLOCK_N = 128
 """Words in a tile of a sum: 32 sums for each of 128 threads."""
 
-AT_ONCE = 4
+MIDDLE = tl.constexpr(2.0**64)
+"""Multiplies weights that powers of :func:`bit_as_power` multiply: those of 2^-65 to 2^62 then stay exact."""
+
+AT_ONCE = 8
 """Members whose words are loaded at a time."""
+
+
+@triton.jit
+def bit_as_power(words, bit):
+    """Return 0 where bit ``bit`` [32, 1] of words [32, n] is 0, else a power of two that depends on ``bit``.
+
+    The bit is put into the exponent of a float32. So two instructions add a weight where a bit is 1, the mask
+    and the multiplication with addition; a comparison, an addition and a selection would be three.
+    """
+    place = 24 + bit % 7  # powers from 2^-125 to 2
+    left = (24 - bit // 7 * 7 % 28).to(tl.uint32)
+    words = tl.where(bit < 28, words << left, words >> 4)  # noqa: PLR2004  four times seven bits
+    mask = tl.full(bit.shape, 1, tl.uint32) << place.to(tl.uint32)
+    return (words & mask).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -213,15 +230,24 @@ def centered_sum_kernel(
     words += row * width + offs_n
     member_words = tl.cast(rows, tl.int64) * width
     sums = tl.zeros((32, BLOCK_N), dtype=out.dtype.element_ty)
+    is_double: tl.constexpr = out.dtype.element_ty == tl.float64
     weight_sum = tl.zeros((), dtype=out.dtype.element_ty)
-    end = tl.minimum((pid_part + 1) * part_members, members)
-    for first in range(pid_part * part_members, end, AT_ONCE):
+    begin = (pid_part * part_members).to(tl.int32)
+    end = tl.minimum(begin + part_members, members)
+    words += begin * member_words
+    for first in range(begin, end, AT_ONCE):
         for index in tl.static_range(AT_ONCE):
             member = first + index
             weight = tl.load(weights + member, mask=member < end, other=0.0)
-            word = load_words(words + member * member_words, mask_n & (member < end))
-            sums = tl.where((word[None, :] & bit_mask) != 0, sums + weight, sums)
+            word = load_words(words + index * member_words, mask_n & (member < end))
+            if is_double:
+                sums = tl.where((word[None, :] & bit_mask) != 0, sums + weight, sums)
+            else:
+                sums += bit_as_power(word[None, :], bit[:, None]) * (weight * MIDDLE)
             weight_sum += weight
+        words += AT_ONCE * member_words
+    if not is_double:
+        sums *= 1 / (bit_as_power(tl.full((1, 1), 0xFFFFFFFF, tl.uint32), bit[:, None]) * MIDDLE)
     # A word of 64 bits is two columns; the high half has the next 32 inputs.
     group, tap = row // depth // taps, row // depth % taps
     first_input = ((row % depth) * HALVES + offs_n % HALVES) * 32
@@ -246,7 +272,7 @@ def centered_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
 
     * bytes: 4 W read for each member, and 128 W written, or 256 W in float64; for a W too small to fill a GPU
       also for each part of the members.
-    * operations: 32 W tests, additions and selections for each member.
+    * operations: 32 W masks and multiplications with addition for each member.
 
     For 1024 members with a weight of 1024 x 1024 it moves 142 MB, 33 us of an H200's memory, and takes 2.1e9
     operations, 73 us at 2.9e13 a second, and 3 us to add its two parts.
