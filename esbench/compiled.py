@@ -121,10 +121,18 @@ class CompiledKernel(
     work: Work | None = None
 
     @property
+    def program_registers(self) -> int:
+        """Registers of a program, which threads get in multiples of 8."""
+        return THREADS_OF_WARP * self.warps * 8 * math.ceil(self.registers / 8)
+
+    @property
     def fitting_programs(self) -> int:
         """Number of programs that fit on a multiprocessor."""
-        by_registers = REGISTERS // (THREADS_OF_WARP * self.warps * 8 * math.ceil(self.registers / 8))
-        return min(by_registers, SHARED_BYTES // (self.shared_bytes + RESERVED_BYTES))
+        return min(REGISTERS // self.program_registers, SHARED_BYTES // (self.shared_bytes + RESERVED_BYTES))
+
+    def resident_programs(self, work: Work) -> int:
+        """Return how many programs are on a multiprocessor at a time: as many as are launched and fit."""
+        return max(1, min(self.fitting_programs, math.ceil(work.programs / PROCESSORS)))
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -75,20 +75,47 @@ def test_an_estimate_adds_what_nothing_hides() -> None:
     )
     large = msgspec.structs.replace(WORK, least_bytes=480_000_000)
     assert estimate_ns(KERNEL, large) == pytest.approx(100_000 / REACHED)
-    first = msgspec.structs.replace(
+    assert base_limits(SQUARE).estimate_ns == pytest.approx(START_NS + product_ns)
+
+
+def test_a_product_hides_the_kernel_before_it_if_both_fit() -> None:
+    """A product waits after its first loop, and for memory and schedulers; without room it waits at once."""
+    goal = KernelGoal("FusedLowRankSign", SQUARE, "forward", 1.1)
+    alone, loop_ns = estimate_ns(KERNEL, WORK), 16 * 1e9 * FLOPS * 8 / (989e12 / 132)
+    small = msgspec.structs.replace(
         KERNEL,
         title="low rank, down, rank 1, bfloat16",
+        registers=88,
+        shared_bytes=20_000,
         code=Code(once=Executed(1, 0), tile=Executed(0, 0), steps=(), descriptor_loads=0),
         work=msgspec.structs.replace(WORK, iterations=(), overlaps=False),
     )
-    goal = KernelGoal("FusedLowRankSign", SQUARE, "forward", 1.1)
-    for work, gap_ns in ((WORK, 0.0), (msgspec.structs.replace(WORK, overlaps=False), GAP_NS)):
-        kernels = (first, msgspec.structs.replace(KERNEL, work=work))
-        limits = goal_limits(goal, Record(triton="3", kernels=kernels))
+
+    def time_ns(first: CompiledKernel, *, overlaps: bool = True, **work: int) -> float:
+        assert first.work
+        first_work = msgspec.structs.replace(first.work, **work)
+        first = msgspec.structs.replace(first, work=first_work)
+        product = msgspec.structs.replace(KERNEL, work=msgspec.structs.replace(WORK, overlaps=overlaps))
+        limits = goal_limits(goal, Record(triton="3", kernels=(first, product)))
         assert limits
-        assert limits.estimate_ns == pytest.approx(START_NS + 10_000 / REACHED + gap_ns + alone)
-        assert limits.floors.bytes_ns == pytest.approx(20_000)
-    assert base_limits(SQUARE).estimate_ns == pytest.approx(START_NS + product_ns)
+        assert limits.floors.bytes_ns == pytest.approx(10_000 + floors(first, first_work).bytes_ns)
+        return limits.estimate_ns - START_NS
+
+    assert time_ns(small, least_bytes=24_000_000) == pytest.approx(alone)
+    bytes_ns = 10_000 / REACHED
+    assert time_ns(small) == pytest.approx(max(alone, 2 * bytes_ns, bytes_ns + alone - loop_ns))
+    assert time_ns(small, least_bytes=480_000_000) == pytest.approx(10 * bytes_ns + alone - loop_ns)
+    busy = msgspec.structs.replace(small.code, once=Executed(60_000, 0))
+    issue_ns = floors(KERNEL, WORK).issue_ns + 2 * 60_000 / CLOCK_HZ * 1e9
+    assert time_ns(msgspec.structs.replace(small, code=busy)) == pytest.approx(
+        max(issue_ns, 2 * 60_000 / CLOCK_HZ * 1e9 + alone - loop_ns)
+    )
+    # Too many registers, too much shared memory, or more programs than are there at a time.
+    apart = bytes_ns + alone
+    assert time_ns(msgspec.structs.replace(small, registers=96)) == pytest.approx(apart)
+    assert time_ns(msgspec.structs.replace(small, shared_bytes=40_000)) == pytest.approx(apart)
+    assert time_ns(small, programs=132 * 3) == pytest.approx(apart)
+    assert time_ns(small, overlaps=False) == pytest.approx(apart + GAP_NS)
 
 
 def test_each_goal_has_kernels_in_the_record_or_is_of_torch_alone() -> None:

@@ -1,10 +1,20 @@
 """Floors and estimates of the times of fused kernels on an H200, from their compiled code."""
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from esbench.compiled import PROCESSORS, CompiledKernel, Executed, Record, Work
+from esbench.compiled import (
+    PROCESSORS,
+    REGISTERS,
+    RESERVED_BYTES,
+    SHARED_BYTES,
+    CompiledKernel,
+    Executed,
+    Record,
+    Work,
+)
 from esbench.report.formats.markdown import join, table
 from esbench.schema import Phase, Run
 from esbench.studies.kernels import GOALS, SQUARE, WIDE, KernelGoal, cells_of, result
@@ -75,18 +85,67 @@ def estimate_ns(kernel: CompiledKernel, work: Work) -> float:
         return max(memory_ns, smallest.issue_ns)
     rounds = math.ceil(work.tiles / PROCESSORS)
     imbalance = rounds * PROCESSORS / work.tiles
-    load_ns = 1e9 * work.step_bytes / (CACHE_BYTES * CLOCK_HZ)
+    load_ns = _load_ns(work)
     tile_ns = _issue_ns(kernel, code.tile) + _issue_ns(kernel, code.once) * work.programs / work.tiles
-    loads_ns = 0.0
-    for step, count in zip(code.steps, work.iterations, strict=True):
-        step_load_ns = load_ns if step.flops else 0.0
-        tensor_ns = 1e9 * step.flops * kernel.warps / (TENSOR_FLOPS / PROCESSORS)
-        tile_ns += count * max(tensor_ns, _issue_ns(kernel, step), step_load_ns)
-        loads_ns += count * step_load_ns
-    at_once = max(1, min(kernel.fitting_programs, math.ceil(work.programs / PROCESSORS)))
-    one_after_another_ns = rounds * tile_ns / at_once
+    tile_ns += math.fsum(_loops_ns(kernel, work))
+    loads_ns = load_ns * sum(
+        count for step, count in zip(code.steps, work.iterations, strict=True) if step.flops
+    )
+    one_after_another_ns = rounds * tile_ns / kernel.resident_programs(work)
     overlapped_ns = max(imbalance * max(smallest.flops_ns, smallest.issue_ns), rounds * loads_ns)
     return max(memory_ns, overlapped_ns, one_after_another_ns)
+
+
+def _load_ns(work: Work) -> float:
+    """Return the time in which a multiprocessor loads the operands of a step from the L2 cache."""
+    return 1e9 * work.step_bytes / (CACHE_BYTES * CLOCK_HZ)
+
+
+def _loops_ns(kernel: CompiledKernel, work: Work) -> list[float]:
+    """Return the time of each innermost loop for a tile."""
+    load_ns = _load_ns(work)
+    return [
+        count
+        * max(
+            1e9 * step.flops * kernel.warps / (TENSOR_FLOPS / PROCESSORS),
+            _issue_ns(kernel, step),
+            load_ns if step.flops else 0.0,
+        )
+        for step, count in zip(kernel.code.steps, work.iterations, strict=True)
+    ]
+
+
+Launch = tuple[CompiledKernel, Work]
+
+
+def overlapping_ns(first: Launch, product: Launch) -> float:
+    """Return the estimated time of a launch and of one that begins with it, in most cases a product.
+
+    If the programs of both fit on the multiprocessors together, they share memory and schedulers, and the
+    product waits for the first launch after the first of its loops with tensor cores. Otherwise it waits for
+    registers or shared memory at once.
+    """
+    kernel, work = product
+    before_ns, product_ns = estimate_ns(*first), estimate_ns(*product)
+    loops_ns = [
+        time for step, time in zip(kernel.code.steps, _loops_ns(kernel, work), strict=True) if step.flops
+    ]
+    if not loops_ns or not _fit_together(first, product):
+        return before_ns + product_ns
+    both = Floors.sum((floors(*first), floors(*product)))
+    rest_ns = product_ns - loops_ns[0] * kernel.resident_programs(work)
+    return max(both.bytes_ns / REACHED, both.issue_ns, product_ns, before_ns + rest_ns)
+
+
+def _fit_together(first: Launch, second: Launch) -> bool:
+    """Return whether all programs of a launch and those of the next one are on multiprocessors together."""
+    kernel, work = first
+    if work.programs > PROCESSORS * kernel.resident_programs(work):
+        return False
+    counts = [(kernel, kernel.resident_programs(work)) for kernel, work in (first, second)]
+    registers = sum(kernel.program_registers * count for kernel, count in counts)
+    shared_bytes = sum((kernel.shared_bytes + RESERVED_BYTES) * count for kernel, count in counts)
+    return registers <= REGISTERS and shared_bytes <= SHARED_BYTES
 
 
 def _issue_ns(kernel: CompiledKernel, executed: Executed) -> float:
@@ -220,12 +279,16 @@ def goal_limits(goal: KernelGoal, record: Record) -> Limits | None:
     launches = [_launch(record, title) for title in kernels_of(goal)]
     if not launches:
         return None
-    time_ns = START_NS + math.fsum(estimate_ns(*launch) for launch in launches)
-    time_ns += GAP_NS * sum(not work.overlaps for _, work in launches[1:])
+    time_ns = START_NS + estimate_ns(*launches[0])
+    for before, launch in itertools.pairwise(launches):
+        if launch[1].overlaps:
+            time_ns += overlapping_ns(before, launch) - estimate_ns(*before)
+        else:
+            time_ns += GAP_NS + estimate_ns(*launch)
     return Limits(Floors.sum(floors(*launch) for launch in launches), time_ns)
 
 
-def _launch(record: Record, title: str) -> tuple[CompiledKernel, Work]:
+def _launch(record: Record, title: str) -> Launch:
     kernel = record.at(title)
     if kernel is None or kernel.work is None:
         raise LookupError(f"the record of compiled kernels has no work of {title!r}")

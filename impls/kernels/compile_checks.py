@@ -343,7 +343,7 @@ def shared_cores() -> Iterator[Check]:
         ("102 picks, bfloat16", empty(8192, 102, dtype=torch.int16), ""),
     ):
         launch: Callable[[], object] = partial(
-            permuted.gather_channels, layer_operands(torch.bfloat16).x, picks
+            permuted.gather_channels, layer_operands(torch.bfloat16).x, picks, SIGMA
         )
         yield Check(title, permuted.gather_kernel, launch, instruction)
     for count, sigma, dtypes in (

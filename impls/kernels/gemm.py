@@ -152,6 +152,7 @@ class Gemm(NamedTuple):
         kernel: Any = None,  # noqa: ANN401  Triton's functions have no type
         second: tuple[Tensor, Tensor] | None = None,
         columns: int | None = None,
+        reserved: int = 0,
         **constants: Any,  # noqa: ANN401  Triton's functions have no type
     ) -> Tensor:
         """Launch a kernel that loops over tiles, see :func:`product_kernel`, and return y.
@@ -164,7 +165,8 @@ class Gemm(NamedTuple):
             second: rows [r, m, p, k] and a weight [o, k], both with contiguous channels, whose product is a
                 part of y.
             columns: largest number of columns of a tile that the last function gets and that are written at
-                once: fewer take less memory.
+                once: fewer take less memory and registers.
+            reserved: see :meth:`Tiling.register_limit`.
             constants: FIRST, INPUT, LAST and OPTIONS of :func:`product_kernel`, and options of a launch.
         """
         if not self.y.numel():
@@ -190,11 +192,12 @@ class Gemm(NamedTuple):
         if kernel is None:
             kernel, constants = product_kernel, {"FIRST": None, "INPUT": None, "LAST": None, **constants}
         with torch.cuda.device_of(self.x):
-            kernel[programs_of(tiles.tiles_m * tiles.tiles_n, tiling, self.x.device)](
+            kernel[programs_of(tiles.tiles_m * tiles.tiles_n, tiling.programs, self.x.device)](
                 tiles._replace(y=y) if has_descriptors else tiles, factors[0],
                 factors[1] if second else None, tuple(operands), *more,
                 DESCRIPTORS=has_descriptors, COLUMNS=columns, ACC=accumulator_dtype(dtype),
-                PRECISION=input_precision(dtype), **constants, **tiling.options,
+                PRECISION=input_precision(dtype), **constants,
+                **{**tiling.options, **tiling.register_limit(reserved)},
             )  # fmt: skip
         return self.y
 
@@ -255,7 +258,7 @@ INTERPRETED_PROCESSORS = 2
 """Multiprocessors without a GPU: few, so that the interpreter's programs compute several tiles, too."""
 
 
-def programs_of(tiles: int, tiling: Tiling, device: torch.device) -> tuple[int]:
+def programs_of(tiles: int, programs: int, device: torch.device) -> tuple[int]:
     """Return the grid of a kernel whose programs compute tiles one after another.
 
     Several programs on each multiprocessor, see :attr:`Tiling.programs`, hide how each one ends its tiles.
@@ -263,7 +266,17 @@ def programs_of(tiles: int, tiling: Tiling, device: torch.device) -> tuple[int]:
     multiprocessors = INTERPRETED_PROCESSORS
     if device.type == "cuda":
         multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    return (min(tiles, multiprocessors * tiling.programs),)
+    return (min(tiles, multiprocessors * programs),)
+
+
+def programs_before_product(tiles: int, programs: int, device: torch.device) -> tuple[int]:
+    """Return the grid of a kernel that loops over tiles and prepares operands for a product.
+
+    Where the product's kernel may begin early, these are so few programs that it runs beside all of them.
+    Elsewhere each tile has one.
+    """
+    grid = grid_of(tiles)
+    return grid if is_before_hopper(device) else programs_of(tiles, programs, device)
 
 
 def gemm_of(x: Tensor, weight: Tensor, y: Tensor) -> Gemm:
@@ -297,7 +310,8 @@ def select_tiling(kernel: str, gemm: Gemm, requested: Tiling | None, default: Ti
     """
     sizes = gemm.rows, *gemm.weight.shape
     if is_before_hopper(gemm.x.device):
-        default = default._replace(block_n=min(default.block_n, 128), programs=1)
+        columns = min(default.block_n, 128)
+        default = default._replace(block_n=columns, num_warps=max(default.num_warps, 8), programs=1)
     tiling = requested or find_tuned_tiling(kernel, gemm.x, *sizes, *more) or default.for_dtype(gemm.x.dtype)
     return tiling.clip(*sizes)
 

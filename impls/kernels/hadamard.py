@@ -8,8 +8,8 @@ smaller Hadamard matrices:
     noise[row, a, b] = sum_a' H_A[a, a'] sum_b' H_B[b', b] (x * in)[row, a', b']
 
 A first kernel computes the noise of whole rows by two products of tensor cores, with matrices made from
-indices, and writes it. The product's kernel adds it to a tile. On capability 9.0 it begins while the first
-one runs, and waits for it only there: the first kernel is bound by memory, the second one by tensor cores.
+indices, and writes it. The product's kernel adds it to a tile. On capability 9.0 it runs beside the first one
+and waits for it only there: the first kernel is bound by memory, the second one by tensor cores.
 """
 
 from dataclasses import dataclass
@@ -30,6 +30,7 @@ from impls.kernels.gemm import (
     load_x,
     noise_scale,
     operand,
+    programs_before_product,
     row_to_member,
     select_tiling,
 )
@@ -43,9 +44,14 @@ TILING = Tiling(block_m=128, block_n=256, block_k=64, group_m=8, num_warps=8, nu
 """Default tile sizes of the product for a 16-bit dtype."""
 
 ROW_BYTES = 2**15
-"""Bytes of the rows that a program of :func:`hadamard_rows_kernel` transforms at once, in registers."""
+"""Most bytes of the rows that a program of :func:`hadamard_rows_kernel` transforms at once, in registers."""
 
-TRANSFORM_WARPS = 8
+TILE_BYTES = 2**13
+"""Bytes of rows of at most this width that it transforms at once. They take few registers, so that it runs
+beside the product."""
+
+COLUMNS = 64
+"""Most columns of a tile that are finished at once: few, which leaves registers for the first kernel."""
 
 
 def most_channels(dtype: torch.dtype) -> int:
@@ -66,31 +72,37 @@ def too_wide(weight: Tensor) -> str:
 @triton.jit
 def hadamard_rows_kernel(
     noise, x, input_signs, output_signs, sigmas, sigma,
-    rows, outputs, inputs, members, positions, stride_xr, stride_xm, stride_xp, stride_xi,
-    EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    rows, outputs, inputs, members, positions, stride_xr, stride_xm, stride_xp, stride_xi, tiles,
+    EARLY: tl.constexpr, ONCE: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, A: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Write the noise [rows, o] of ROWS rows of A * B channels; the grid is tiles of rows."""
+    """Write the noise [rows, o] of tiles of ROWS rows of A * B channels.
+
+    Programs compute them one after another, or with ONCE one tile each.
+    """
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
-    offs_m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    channel, mask_m = tl.arange(0, A * B), offs_m < rows
-    repeat, member, position = row_to_member(offs_m, members, positions)
-    x += repeat * stride_xr + member * stride_xm + position * stride_xp
-    values = load_x(x, stride_xi, mask_m, channel, inputs)
-    values = flip_signs(values, load_x(input_signs + member * inputs, 1, mask_m, channel, inputs))
+    channel = tl.arange(0, A * B)
     a, b = tl.arange(0, A), tl.arange(0, B)
-    matrix = hadamard_sign(b[:, None], b[None, :]).to(values.dtype)
-    mixed = tl.dot(values.reshape(ROWS * A, B), matrix, out_dtype=ACC, input_precision=PRECISION)
-    mixed = mixed.to(values.dtype).reshape(ROWS, A, B).permute(1, 0, 2).reshape(A, ROWS * B)
-    matrix = hadamard_sign(a[:, None], a[None, :]).to(values.dtype)
-    mixed = tl.dot(matrix, mixed, out_dtype=ACC, input_precision=PRECISION)
-    mixed = mixed.reshape(A, ROWS, B).permute(1, 0, 2).reshape(ROWS, A * B)
-    mixed *= load_sigma(sigmas, sigma, repeat, mask_m, ACC)[:, None]
-    mixed = flip_signs(mixed, load_x(output_signs + member * outputs, 1, mask_m, channel, outputs))
-    mask = mask_m[:, None] & (channel < outputs)[None, :]
-    noise += (offs_m * outputs)[:, None] + channel[None, :]
-    tl.store(noise, mixed.to(noise.dtype.element_ty), mask=mask)
+    left = hadamard_sign(a[:, None], a[None, :]).to(x.dtype.element_ty)
+    right = hadamard_sign(b[:, None], b[None, :]).to(x.dtype.element_ty)
+    first, programs = tl.program_id(0), tl.num_programs(0)
+    for index in tl.range(0, 1 if ONCE else tl.cdiv(tiles - first, programs)):
+        offs_m = (first + index * programs).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        mask_m = offs_m < rows
+        repeat, member, position = row_to_member(offs_m, members, positions)
+        x_rows = x + repeat * stride_xr + member * stride_xm + position * stride_xp
+        values = load_x(x_rows, stride_xi, mask_m, channel, inputs)
+        values = flip_signs(values, load_x(input_signs + member * inputs, 1, mask_m, channel, inputs))
+        mixed = tl.dot(values.reshape(ROWS * A, B), right, out_dtype=ACC, input_precision=PRECISION)
+        mixed = mixed.to(values.dtype).reshape(ROWS, A, B).permute(1, 0, 2).reshape(A, ROWS * B)
+        mixed = tl.dot(left, mixed, out_dtype=ACC, input_precision=PRECISION)
+        mixed = mixed.reshape(A, ROWS, B).permute(1, 0, 2).reshape(ROWS, A * B)
+        mixed *= load_sigma(sigmas, sigma, repeat, mask_m, ACC)[:, None]
+        mixed = flip_signs(mixed, load_x(output_signs + member * outputs, 1, mask_m, channel, outputs))
+        mask = mask_m[:, None] & (channel < outputs)[None, :]
+        noise_rows = noise + (offs_m * outputs)[:, None] + channel[None, :]
+        tl.store(noise_rows, mixed.to(noise.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -128,14 +140,18 @@ def hadamard_rows(x: Tensor, inputs: Tensor, outputs: Tensor, sigma: float | Ten
     channels = block_size(max(width, count), most, MIN_BLOCK**2)
     block = max(MIN_BLOCK, min(64, channels // MIN_BLOCK))
     rows = x.shape[:3].numel()
-    tile_rows = block_size(rows, most // channels)
+    at_once = most * TILE_BYTES // ROW_BYTES
+    is_wide, tile_rows = channels > at_once, block_size(rows, max(1, at_once // channels))
+    tiles = -(-rows // tile_rows)
+    grid = grid_of(tiles) if is_wide else programs_before_product(tiles, 1, x.device)
     with torch.cuda.device_of(x):
-        hadamard_rows_kernel[grid_of(-(-rows // tile_rows))](
+        hadamard_rows_kernel[grid](
             noise, x, inputs, outputs, *noise_scale(sigma, x),
-            rows, count, width, members, x.shape[2], *x.stride(),
-            EARLY=can_begin_early(x.device), ACC=accumulator_dtype(x.dtype),
+            rows, count, width, members, x.shape[2], *x.stride(), tiles,
+            EARLY=can_begin_early(x.device), ONCE=is_wide, ACC=accumulator_dtype(x.dtype),
             PRECISION=input_precision(x.dtype),
-            ROWS=tile_rows, A=channels // block, B=block, num_warps=TRANSFORM_WARPS,
+            ROWS=tile_rows, A=channels // block, B=block,
+            num_warps=8 if is_wide else 4, num_stages=1 if is_wide else 3,
         )  # fmt: skip
     return noise
 
@@ -167,11 +183,13 @@ def hadamard_product(
     if not y.numel():
         return y
     tiling = select_tiling("hadamard", gemm, tiling, TILING.keep_warps(x.dtype))
-    described = describe(noise, tiling.block_m, min(gemm.columns, tiling.block_n))
+    columns = min(COLUMNS, gemm.columns, tiling.block_n)
+    described = describe(noise, tiling.block_m, columns)
     waits = can_begin_early(x.device)
     return gemm.launch(
-        tiling, (described or noise,), LAST=add_rows, OPTIONS=(described is not None, waits), launch_pdl=waits
-    )
+        tiling, (described or noise,), LAST=add_rows, OPTIONS=(described is not None, waits), columns=columns,
+        launch_pdl=waits,
+    )  # fmt: skip
 
 
 @variant(source="ours")

@@ -122,7 +122,7 @@ def two_products(operands: Operands, count: int) -> Launch:
         for values in (operands.normal(1, operands.rows, 1, count), operands.normal(operands.outputs, count))
     )
     return lambda tiling: permuted.permuted_product(
-        operands.x, operands.weight, second, core, SIGMA, operands.y, tiling
+        operands.x, operands.weight, second, core, operands.y, tiling
     )
 
 

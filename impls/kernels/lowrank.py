@@ -2,8 +2,8 @@
 
 Each row has the factors of its member: y_row = W x + s (x . down_m) up_m, summed over ranks. A first kernel
 computes x . down, once for each row: RANK numbers. The product's kernel adds their product with ``up`` to a
-tile before it writes it. On capability 9.0 it begins while the first one runs, and waits for it only there:
-the first kernel is bound by memory, the second one by tensor cores.
+tile before it writes it. On capability 9.0 it runs beside the first one and waits for it only there: the
+first kernel is bound by memory, the second one by tensor cores.
 """
 
 import math
@@ -38,6 +38,9 @@ UNROLLED = 4
 
 TILING = Tiling(block_m=128, block_n=256, block_k=64, group_m=8, num_warps=8, num_stages=3)
 """Default tile sizes for a 16-bit dtype."""
+
+COLUMNS = 64
+"""Most columns of a tile that are finished at once: few, which leaves registers for the first kernel."""
 
 
 @triton.jit
@@ -95,12 +98,14 @@ def low_rank_product(
     up = operand("up", up, (gemm.members, rank, outputs), x.dtype)
     x_down = down_product(x, down, rank, sigma / math.sqrt(rank))
     tiling = select_tiling("low rank", gemm, tiling, TILING.keep_warps(x.dtype), rank)
-    values, waits = gemm.describe_members(up, tiling), can_begin_early(x.device)
+    columns = min(COLUMNS, gemm.columns, tiling.block_n)
+    values, waits = gemm.describe_members(up, tiling, columns), can_begin_early(x.device)
     is_unrolled = rank <= UNROLLED and not is_before_hopper(x.device)
     options = rank, not isinstance(values, Tensor), waits, is_unrolled
     return gemm.launch(
-        tiling, (x_down, values), LAST=add_up, OPTIONS=options, FLATTEN=is_unrolled, launch_pdl=waits
-    )
+        tiling, (x_down, values), LAST=add_up, OPTIONS=options, FLATTEN=is_unrolled, columns=columns,
+        launch_pdl=waits,
+    )  # fmt: skip
 
 
 PIECE_BYTES = 2**26

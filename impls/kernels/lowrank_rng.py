@@ -20,6 +20,7 @@ from impls.kernels.gemm import (
     load_x,
     noise_scale,
     product_kernel,
+    programs_before_product,
     row_to_member,
     select_tiling,
 )
@@ -62,6 +63,9 @@ DOWN_ROWS = 16
 DOWN_CHANNELS = 512
 """Channels times ranks in a tile of :func:`low_rank_down_kernel`."""
 
+AT_ONCE = 8
+"""Neighboring channels that :func:`low_rank_down_kernel` sums at once: those that a thread loads."""
+
 DOWN_WARPS = 8
 """Warps of a program of :func:`low_rank_down_kernel`."""
 
@@ -86,59 +90,71 @@ def down_tile(rank: int, width: int) -> tuple[int, int]:
     return min(DOWN_ROWS, DOWN_ROWS * DOWN_CHANNELS // (rank * width * calls)), calls
 
 
-TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=8, num_stages=3, programs=2)
-"""Default tile sizes of the product for a 16-bit dtype: while a program draws, another one multiplies."""
+TILING = Tiling(block_m=128, block_n=128, block_k=64, group_m=8, num_warps=4, num_stages=3, programs=2)
+"""Default tile sizes of the product for a 16-bit dtype: while a program draws, another one multiplies.
 
-COLUMNS: Mapping[Law, int] = {"normal": 16, "uniform": 32, "sign": 64}
+Four warps issue fewer instructions around a product than eight.
+"""
+
+COLUMNS = 16
 """Columns of a tile that are drawn and written at once: few, so that two programs fit on a multiprocessor."""
+
+DOWN_REGISTERS: Mapping[Law, int] = {"normal": 0, "uniform": 2**14, "sign": 2**14}
+"""Registers of a multiprocessor for :func:`low_rank_down_kernel` beside the product.
+
+Normals take the time in which their instructions are issued anyway. The loop over images needs all registers.
+"""
 
 
 @triton.jit(do_not_specialize=COUNTERS)
 def low_rank_down_kernel(
     out, x, stored, sigmas, sigma, inputs, members, positions, rows,
     stride_xr, stride_xm, stride_xp, stride_xi,
-    key0, key1, layer, draw, first_member, member_tiles,
+    key0, key1, layer, draw, first_member, member_tiles, tiles,
     RANK: tl.constexpr, LAW: tl.constexpr, WIDTH: tl.constexpr, ALIGNED: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, ROWS: tl.constexpr, MEMBERS: tl.constexpr, CALLS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Multiply ROWS rows of each of MEMBERS members by the member's ``down`` and by sigma: [rows, RANK].
 
-    ``down`` is ``stored`` [members, RANK, inputs] or, if that is None, drawn. The grid is tiles of members
-    times tiles of rows; ``rows`` is the number of rows of a member. With EARLY the next kernel, which waits
-    for the result, may begin before this one ends.
+    ``down`` is ``stored`` [members, RANK, inputs] or, if that is None, drawn. Programs compute one after
+    another of ``tiles``, which are tiles of members times tiles of a member's ``rows``. With EARLY the next
+    kernel, which waits for the result, may begin before this one ends.
     """
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
-    pid = tl.program_id(0).to(tl.int64)
-    start_member = pid % member_tiles * MEMBERS
-    row = tl.arange(0, ROWS * MEMBERS)
-    offs_m = pid // member_tiles * ROWS + row // MEMBERS
-    member, repeat, position = start_member + row % MEMBERS, offs_m // positions, offs_m % positions
-    mask_m = (offs_m < rows) & (member < members)
-    x += repeat * stride_xr + member * stride_xm + position * stride_xp
-    each_member, rank = start_member + tl.arange(0, MEMBERS), tl.arange(0, RANK).to(tl.int64)
-    if stored is None:
-        seed, layer, draw = seed_of(key0, key1), as_uint32(layer), as_uint32(draw)
-        counter = as_uint32(first_member) + each_member.to(tl.uint32)
-    # Summed over channels after the loop.
-    acc = tl.zeros((ROWS, MEMBERS, RANK, CALLS * WIDTH), dtype=ACC)
-    for start in range(0, inputs, CALLS * WIDTH):
-        offs_k = start + tl.arange(0, CALLS * WIDTH)
-        if stored is None:
-            first = rank[:, None] * inputs + (start + tl.arange(0, CALLS) * WIDTH)[None, :]
-            down = draw_values(seed, first[None, :, :], counter[:, None, None], layer, draw, LAW, ALIGNED)
-        else:
-            rows_of_down = (each_member[:, None] * RANK + rank[None, :])[:, :, None]
-            mask = (each_member < members)[:, None, None] & (offs_k < inputs)[None, None, :]
-            down = tl.load(stored + rows_of_down * inputs + offs_k[None, None, :], mask=mask, other=0)
-        values = load_x(x, stride_xi, mask_m, offs_k, inputs).to(ACC)
-        # The stream rounds its values to the weight's dtype.
-        down = down.to(x.dtype.element_ty).to(ACC)
-        acc += values.reshape(ROWS, MEMBERS, 1, CALLS * WIDTH) * down[None, :, :, :]
-    x_down = tl.sum(acc, axis=3).reshape(ROWS * MEMBERS, RANK)
-    x_down *= load_sigma(sigmas, sigma, repeat, mask_m, ACC)[:, None]
-    out += ((repeat * members + member) * positions + position) * RANK
-    tl.store(out[:, None] + tl.arange(0, RANK)[None, :], x_down, mask=mask_m[:, None])
+    for pid in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
+        start_member = (pid % member_tiles).to(tl.int64) * MEMBERS
+        row = tl.arange(0, ROWS * MEMBERS)
+        offs_m = (pid // member_tiles).to(tl.int64) * ROWS + row // MEMBERS
+        member, repeat, position = start_member + row % MEMBERS, offs_m // positions, offs_m % positions
+        mask_m = (offs_m < rows) & (member < members)
+        x_rows = x + repeat * stride_xr + member * stride_xm + position * stride_xp
+        each_member, rank = start_member + tl.arange(0, MEMBERS), tl.arange(0, RANK).to(tl.int64)
+        # Neighboring channels of a thread are summed at once, the others after the loop.
+        acc = tl.zeros((ROWS, MEMBERS, RANK, CALLS * WIDTH // AT_ONCE), dtype=ACC)
+        for start in range(0, inputs, CALLS * WIDTH):
+            offs_k = start + tl.arange(0, CALLS * WIDTH)
+            if stored is None:
+                first = rank[:, None] * inputs + (start + tl.arange(0, CALLS) * WIDTH)[None, :]
+                counter = as_uint32(first_member) + each_member.to(tl.uint32)
+                down = draw_values(
+                    seed_of(key0, key1), first[None, :, :], counter[:, None, None], as_uint32(layer),
+                    as_uint32(draw), LAW, ALIGNED,
+                )  # fmt: skip
+            else:
+                rows_of_down = (each_member[:, None] * RANK + rank[None, :])[:, :, None]
+                mask = (each_member < members)[:, None, None] & (offs_k < inputs)[None, None, :]
+                down = tl.load(stored + rows_of_down * inputs + offs_k[None, None, :], mask=mask, other=0)
+            values = load_x(x_rows, stride_xi, mask_m, offs_k, inputs).to(ACC)
+            # The stream rounds its values to the weight's dtype.
+            down = down.to(x.dtype.element_ty).to(ACC)
+            products = values.reshape(ROWS, MEMBERS, 1, CALLS * WIDTH) * down[None, :, :, :]
+            acc += tl.sum(products.reshape(ROWS, MEMBERS, RANK, CALLS * WIDTH // AT_ONCE, AT_ONCE), axis=4)
+        x_down = tl.sum(acc, axis=3).reshape(ROWS * MEMBERS, RANK)
+        x_down *= load_sigma(sigmas, sigma, repeat, mask_m, ACC)[:, None]
+        out_rows = out + ((repeat * members + member) * positions + position) * RANK
+        tl.store(out_rows[:, None] + tl.arange(0, RANK)[None, :], x_down, mask=mask_m[:, None])
 
 
 @triton.jit
@@ -250,13 +266,16 @@ def down_product(
     tile_rows = block_size(rows, max_rows)
     tile_members = max_rows // tile_rows
     member_tiles = -(-members // tile_members)
+    tiles, calls = member_tiles * -(-rows // tile_rows), block_size(-(-inputs // width), calls)
+    runs_beside = stored is not None or DOWN_REGISTERS[law]
+    grid = programs_before_product(tiles, 1, x.device) if runs_beside else grid_of(tiles)
     with torch.cuda.device_of(x):
-        low_rank_down_kernel[grid_of(member_tiles, -(-rows // tile_rows))](
+        low_rank_down_kernel[grid](
             out, x, stored, *noise_scale(sigma, x), inputs, members, positions, rows, *x.stride(), *counters,
-            member_tiles,
+            member_tiles, tiles,
             RANK=rank, LAW=law, WIDTH=width, ALIGNED=inputs % width == 0, EARLY=can_begin_early(x.device),
             ACC=accumulator_dtype(x.dtype),
-            ROWS=tile_rows, MEMBERS=tile_members, CALLS=block_size(-(-inputs // width), calls),
+            ROWS=tile_rows, MEMBERS=tile_members, CALLS=calls, AT_ONCE=min(AT_ONCE, calls * width),
             num_warps=DOWN_WARPS,
         )  # fmt: skip
     return out
@@ -295,7 +314,8 @@ def low_rank_rng_product(
     width, outputs = VALUES_PER_CALL[law], len(weight)
     counters = up.arguments(gemm.members, rank * outputs, width)
     x_down = down_product(x, down, rank, sigma / math.sqrt(rank), law)
-    tiling = select_tiling(TASKS[law], gemm, tiling, TILING.keep_warps(x.dtype), rank)
+    default = TILING if x.dtype.itemsize <= 2 else TILING._replace(num_warps=8)  # noqa: PLR2004  bytes
+    tiling = select_tiling(TASKS[law], gemm, tiling, default.keep_warps(x.dtype), rank)
     # Each tile of each rank begins with a new call.
     is_aligned = outputs % width == 0 and min(tiling.block_n, width) % width == 0
     # A tile of m rows touches at most (m - 2) // positions + 2 images.
@@ -305,5 +325,5 @@ def low_rank_rng_product(
     return gemm.launch(
         tiling, (x_down, weight), *counters, kernel=drawn_up_kernel,
         OPTIONS=(rank, waits, law, is_aligned, images), FLATTEN=not images and rank == 1,
-        columns=COLUMNS[law], launch_pdl=waits,
+        columns=COLUMNS, reserved=0 if images else DOWN_REGISTERS[law], launch_pdl=waits,
     )  # fmt: skip

@@ -1,9 +1,9 @@
 """Product with permuted noise in two kernels: gather each member's channels, then multiply by the core.
 
-y_row = W x + s C x[picks_m]. Gathering inside the matmul loop would be repeated for each tile of columns:
-at (1024, 1024), eight times an 8-byte index and an uncoalesced load per element of x, which takes several
-times the matmul. So one kernel writes the gathered channels, and a second computes both products in one
-accumulator.
+y_row = W x + C s x[picks_m]. Gathering inside the matmul loop would be repeated for each tile of columns:
+at (1024, 1024), four times an index and an uncoalesced load per element of x, which takes several times the
+matmul. So one kernel writes the gathered channels times sigma, and a second computes both products in one
+accumulator. On capability 9.0 it runs beside the first one, and waits for it after the first product.
 """
 
 from dataclasses import dataclass, replace
@@ -14,13 +14,16 @@ from typing_extensions import override
 
 from esbench.registry import variant
 from impls.kernels.gemm import (
+    Gemm,
+    accumulator_dtype,
+    can_begin_early,
     empty_aligned,
     gemm_of,
-    grid_of,
+    load_sigma,
     noise_scale,
     operand,
+    programs_before_product,
     row_to_member,
-    scale_rows,
     select_tiling,
 )
 from impls.kernels.optional_triton import tl, triton
@@ -33,30 +36,42 @@ from impls.schemes.permuted import Permuted, PermutedNoise
 TILING = Tiling(block_m=128, block_n=256, block_k=64, group_m=8, num_warps=8, num_stages=3)
 """Default tile sizes for a 16-bit dtype."""
 
-GATHER_BLOCK = (4, 256)
+GATHER_BLOCK = (8, 512)
 """Rows and picks in a tile of :func:`gather_kernel`."""
+
+GATHER_WARPS, GATHER_PROGRAMS = 8, 2
+"""Its warps, and its programs on a multiprocessor beside the product."""
 
 
 @triton.jit
 def gather_kernel(
-    picked, x, picks,
-    rows, count, stride, members, positions, stride_xr, stride_xm, stride_xp, stride_xi, tiles,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    picked, x, picks, sigmas, sigma,
+    rows, count, stride, members, positions, stride_xr, stride_xm, stride_xp, stride_xi, tiles_n, tiles,
+    EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Copy each row's channels ``picks`` [members, count] to ``picked`` [rows, count] of this stride."""
-    pid = tl.program_id(0).to(tl.int64)
-    offs_m = pid // tiles * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n = pid % tiles * BLOCK_N + tl.arange(0, BLOCK_N)
-    repeat, member, position = row_to_member(offs_m, members, positions)
-    mask = (offs_m < rows)[:, None] & (offs_n < count)[None, :]
-    index = tl.load(picks + (member * count)[:, None] + offs_n[None, :], mask=mask, other=0)
-    x += repeat * stride_xr + member * stride_xm + position * stride_xp
-    values = tl.load(x[:, None] + index.to(tl.int64) * stride_xi, mask=mask, other=0)
-    tl.store(picked + (offs_m * stride)[:, None] + offs_n[None, :], values, mask=mask)
+    """Write each row's channels ``picks`` [members, count], times sigma, to ``picked`` [rows, count].
+
+    Its rows have this stride. Programs compute tiles one after another, and load the picks of later ones
+    early. With EARLY the next kernel, which waits for the result, may begin before this one ends.
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    for pid in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=3):
+        offs_m = (pid // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+        offs_n = pid % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        repeat, member, position = row_to_member(offs_m, members, positions)
+        mask_m = offs_m < rows
+        mask = mask_m[:, None] & (offs_n < count)[None, :]
+        index = tl.load(picks + (member * count)[:, None] + offs_n[None, :], mask=mask, other=0)
+        x_rows = x + repeat * stride_xr + member * stride_xm + position * stride_xp
+        values = tl.load(x_rows[:, None] + index.to(tl.int64) * stride_xi, mask=mask, other=0)
+        values = values.to(ACC) * load_sigma(sigmas, sigma, repeat, mask_m, ACC)[:, None]
+        picked_rows = picked + (offs_m * stride)[:, None] + offs_n[None, :]
+        tl.store(picked_rows, values.to(x.dtype.element_ty), mask=mask)
 
 
-def gather_channels(x: Tensor, picks: Tensor) -> Tensor:
-    """Gather each member's channels: ``x[r, m, p, picks[m]]``, [r, m, p, k] with rows for descriptors.
+def gather_channels(x: Tensor, picks: Tensor, sigma: float | Tensor = 1.0) -> Tensor:
+    """Gather each member's channels: ``sigma * x[r, m, p, picks[m]]``, [r, m, p, k], aligned for descriptors.
 
     For R rows of e-byte elements, reads e R i bytes of x and m k indices of 2, 4 or 8 bytes, and writes e R k
     bytes. Loads of x are uncoalesced.
@@ -64,6 +79,7 @@ def gather_channels(x: Tensor, picks: Tensor) -> Tensor:
     Args:
         x: [r, m, p, i], any strides.
         picks: int16, int32 or int64, [m, k], each below i.
+        sigma: a number, or [r].
 
     Raises:
         ValueError: shape or dtype of picks do not match.
@@ -76,26 +92,32 @@ def gather_channels(x: Tensor, picks: Tensor) -> Tensor:
         return picked
     rows = x.shape[:3].numel()
     block_m, block_n = block_size(rows, GATHER_BLOCK[0]), block_size(count, GATHER_BLOCK[1])
-    tiles = -(-count // block_n)
+    tiles_n = -(-count // block_n)
+    tiles = -(-rows // block_m) * tiles_n
     with torch.cuda.device_of(x):
-        gather_kernel[grid_of(-(-rows // block_m), tiles)](
-            picked, x, picks,
-            rows, count, picked.stride(2), members, x.shape[2], *x.stride(), tiles,
-            BLOCK_M=block_m, BLOCK_N=block_n,
+        gather_kernel[programs_before_product(tiles, GATHER_PROGRAMS, x.device)](
+            picked, x, picks, *noise_scale(sigma, x),
+            rows, count, picked.stride(2), members, x.shape[2], *x.stride(), tiles_n, tiles,
+            EARLY=can_begin_early(x.device), ACC=accumulator_dtype(x.dtype),
+            BLOCK_M=block_m, BLOCK_N=block_n, num_warps=GATHER_WARPS,
         )  # fmt: skip
     return picked
 
 
+@triton.jit
+def wait_for_picks(
+    acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr  # noqa: ARG001  as every FIRST
+):  # fmt: skip
+    """Wait for the kernel before this one, where it may still run."""
+    if OPTIONS[0]:
+        tl.extra.cuda.gdc_wait()
+    return acc
+
+
 def permuted_product(
-    x: Tensor,
-    weight: Tensor,
-    gathered: Tensor,
-    core: Tensor,
-    sigma: float | Tensor,
-    y: Tensor,
-    tiling: Tiling | None = None,
+    x: Tensor, weight: Tensor, gathered: Tensor, core: Tensor, y: Tensor, tiling: Tiling | None = None
 ) -> Tensor:
-    """Compute ``x @ weight.T + sigma * gathered @ core.T``, write it to ``y`` and return ``y``.
+    """Compute ``x @ weight.T + gathered @ core.T``, write it to ``y`` and return ``y``.
 
     ``gathered`` is [r, m, p, k] and ``core`` is [o, k], both with contiguous channels; descriptors need rows
     of :func:`~impls.kernels.gemm.empty_aligned`. Other arguments are those of all launchers, see
@@ -109,7 +131,11 @@ def permuted_product(
     gathered = operand("gathered channels", gathered, (*x.shape[:3], count), x.dtype, may_be_apart=True)
     core = operand("core", core, (len(weight), count), x.dtype, may_be_apart=True)
     tiling = select_tiling("two products", gemm, tiling, TILING.keep_warps(x.dtype), count)
-    return gemm.launch(tiling, noise_scale(sigma, x), second=(gathered, core), FIRST=scale_rows)
+    waits = can_begin_early(x.device)
+    # The first product is that of x, which needs no picks.
+    return Gemm(gathered, core, y).launch(
+        tiling, second=(x, gemm.weight), FIRST=wait_for_picks, OPTIONS=(waits,), launch_pdl=waits
+    )
 
 
 def with_picks(noise: PermutedNoise, dtype: torch.dtype) -> PermutedNoise:
@@ -164,5 +190,5 @@ class FusedPermuted(AbstractFused[PermutedNoise]):
         self, x: Tensor, weight: Tensor, noise: PermutedNoise, sigma: float | Tensor, y: Tensor
     ) -> None:
         assert noise.inputs is not None  # noqa: S101  inputs are permuted
-        picked = gather_channels(x, noise.inputs[:, 0])
-        permuted_product(x, weight, picked, noise.core[0, 0].flatten(1), sigma, y)
+        picked = gather_channels(x, noise.inputs[:, 0], sigma)
+        permuted_product(x, weight, picked, noise.core[0, 0].flatten(1), y)

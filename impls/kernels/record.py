@@ -55,8 +55,8 @@ ITERATIONS: Mapping[str, _Iterations] = {
     "product_kernel": _product,
     "drawn_up_kernel": _product,
     "low_rank_down_kernel": lambda a: [math.ceil(a["inputs"] / (a["CALLS"] * a["WIDTH"]))],
-    "hadamard_rows_kernel": lambda _: [],
-    "gather_kernel": lambda _: [],
+    "hadamard_rows_kernel": lambda _: [1],  # its loop over tiles
+    "gather_kernel": lambda _: [1],
     "fill_kernel": lambda _: [],
     "kept_blocks_kernel": _kept_blocks,
     "weighted_outer_kernel": lambda a: [math.ceil(a["part_rows"] / a["BLOCK_K"])],
@@ -71,6 +71,8 @@ ITERATIONS: Mapping[str, _Iterations] = {
     "centered_sum_kernel": lambda a: [math.ceil(a["part_members"] / a["AT_ONCE"])],
 }
 """Name of a kernel -> iterations for a tile of all its loops, or of those with tensor cores."""
+BEFORE_PRODUCT = frozenset({"low_rank_down_kernel", "hadamard_rows_kernel", "gather_kernel"})
+"""Kernels whose programs compute ``tiles`` one after another, beside those of the product that follows."""
 
 
 def work_of(kernel: str, arguments: Mapping[str, Any], grid: tuple[int, ...], code: Code) -> Work | None:
@@ -79,9 +81,12 @@ def work_of(kernel: str, arguments: Mapping[str, Any], grid: tuple[int, ...], co
         return None
     counts = ITERATIONS[kernel](arguments)
     tiles = programs = math.prod(grid)
-    if "pair" in arguments:  # programs loop over tiles
+    if "pair" in arguments:
         tiles = arguments["out"].tiles_m * arguments["out"].tiles_n
-        programs = min(tiles, PROCESSORS * math.ceil(grid[0] / INTERPRETED_PROCESSORS))
+    elif kernel in BEFORE_PRODUCT:
+        tiles = arguments["tiles"]
+    if programs < tiles:  # they loop over tiles
+        programs = min(tiles, PROCESSORS * math.ceil(programs / INTERPRETED_PROCESSORS))
     loops = code.main if len(counts) < len(code.steps) else range(len(code.steps))
     if len(loops) != len(counts):
         return None

@@ -83,17 +83,24 @@ class Tiling(NamedTuple):
     @property
     def options(self) -> dict[str, int]:
         """Keyword arguments of a launch."""
-        options = {
+        return {
             "BLOCK_M": self.block_m,
             "BLOCK_N": self.block_n,
             "BLOCK_K": self.block_k,
             "GROUP_M": self.group_m,
             "num_warps": self.num_warps,
             "num_stages": self.num_stages,
+            **self.register_limit(),
         }
-        if self.programs > 1:
-            options["maxnreg"] = REGISTERS // (self.programs * self.num_warps * THREADS_OF_WARP)
-        return options
+
+    def register_limit(self, reserved: int = 0) -> dict[str, int]:
+        """Return the keyword argument of a launch by which several programs fit on a multiprocessor.
+
+        They leave ``reserved`` registers of a multiprocessor to another kernel.
+        """
+        if self.programs == 1:
+            return {}
+        return {"maxnreg": (REGISTERS - reserved) // (self.programs * self.num_warps * THREADS_OF_WARP)}
 
 
 def block_size(size: int, most: int, least: int = 1) -> int:

@@ -262,7 +262,7 @@ def make_permuted(sizes: Sizes, dtype: torch.dtype, guard: Guard) -> Product:
 
     return Product(
         lambda x, w, s, y, t: permuted.permuted_product(
-            x, w, permuted.gather_channels(x, picks), shared, s, y, t
+            x, w, permuted.gather_channels(x, picks, s), shared, y, t
         ),
         formula,
     )
