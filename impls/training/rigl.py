@@ -45,6 +45,18 @@ from impls.training.sparse_masks import (
 
 Growth = Literal["gradient", "random"]
 
+_RIGL_TORCH_KEYS = ("hyperparams", "dense_allocation", "N", "backward_masks", "step", "rigl_steps")
+_STATE_KEYS = (
+    "ignore_linear_layers",
+    "schedule",
+    "shapes",
+    "step",
+    "updates",
+    "masks",
+    "accumulated",
+    "generator",
+)
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -263,6 +275,7 @@ class RigLScheduler:
         seed: int = 0,
     ) -> None:
         if state_dict is not None:
+            _check_keys(state_dict)
             ignore_linear_layers = state_dict.get("hyperparams", state_dict)["ignore_linear_layers"]
         self.model, self.optimizer, self._ignores_linear = model, optimizer, ignore_linear_layers
         self._weights = sparsifiable(_unwrap(model), ignore_linear_layers=ignore_linear_layers, ignore=ignore)
@@ -391,8 +404,10 @@ class RigLScheduler:
         Load the model and the optimizer first: the state contains neither.
 
         Raises:
-            ValueError: weights have other names or shapes in the state than in the model; nothing is changed.
+            ValueError: it is no such state, or weights have other names or shapes in it than in the model;
+                nothing is changed.
         """
+        _check_keys(state)
         state = self._own_state(state)
         self._check_state(state)
         self.schedule = Schedule(**state["schedule"])
@@ -481,6 +496,20 @@ class RigLScheduler:
                     f"the sparse weight {name} is {saved.get(name, 'missing')} in the saved state and "
                     f"{shapes.get(name, 'missing')} in the model: load a state that was saved with this model"
                 )
+
+
+def _check_keys(state: Mapping[str, Any]) -> None:
+    """Check that a mapping has the entries of a scheduler's state, here or in rigl-torch.
+
+    Raises:
+        ValueError: one is missing.
+    """
+    names = _RIGL_TORCH_KEYS if "backward_masks" in state else _STATE_KEYS
+    if missing := [name for name in names if name not in state]:
+        raise ValueError(
+            f"not the state of a RigLScheduler, because it has no {missing[0]!r}: pass what state_dict() "
+            "returned"
+        )
 
 
 class RigLInBackward:

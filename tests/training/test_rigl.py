@@ -340,6 +340,17 @@ def test_a_state_of_rigl_torch_is_loaded() -> None:
         ValueError, match=re.escape("entries, and the model has [18, 54, 480, 20]: load a state")
     ):
         scheduler.load_state_dict({**state, "N": [18, 54, 480]})
+    saved = scheduler.state_dict()
+    for foreign, key in (
+        ({}, "ignore_linear_layers"),
+        ({"backward_masks": []}, "hyperparams"),
+        (saved, "masks"),
+    ):
+        foreign.pop("masks", None)
+        with pytest.raises(ValueError, match=f"^not the state of a RigLScheduler, because it has no '{key}'"):
+            scheduler.load_state_dict(foreign)
+        with pytest.raises(ValueError, match=f"^not the state of a RigLScheduler, because it has no '{key}'"):
+            RigLScheduler(model, optimizer, state_dict=foreign)
     scheduler.close()
     with pytest.raises(
         ValueError, match=r"2\.weight is \(3, 2, 3, 3\) in the saved state and missing in the model"
