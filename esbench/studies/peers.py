@@ -29,7 +29,7 @@ def render(out: Path, measured: Iterable[Run]) -> list[Path]:
             by_device.setdefault(run.header.environment.slug, []).append(run)
     if not by_device:
         return []
-    parts, plots = ["# Beside other libraries", _INTRODUCTION], []
+    parts, plots = ["# Compared with other libraries", _INTRODUCTION], []
     for _, runs in sorted(by_device.items()):
         run = select_newest(runs)
         parts.append(f"## {escape(run.header.environment.device_name)}")

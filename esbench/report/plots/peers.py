@@ -1,4 +1,4 @@
-"""The time of a generation against the population: esbench beside other libraries."""
+"""The time of a generation against the population: esbench and other libraries."""
 
 from collections.abc import Sequence
 
