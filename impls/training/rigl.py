@@ -347,12 +347,12 @@ class RigLScheduler:
         return list(sparsifiable(_unwrap(self.model)).values())
 
     @property
-    def N(self) -> list[int]:  # noqa: N802
+    def N(self) -> list[int]:  # noqa: N802  as in rigl-torch
         """The number of entries of each weight in ``W``."""
         return [weight.numel() for weight in self.W]
 
     @property
-    def S(self) -> list[float]:  # noqa: N802
+    def S(self) -> list[float]:  # noqa: N802  as in rigl-torch
         """The share of inactive entries of each weight in ``W``."""
         return [0.0 if mask is None else 1 - int(mask.sum()) / mask.numel() for mask in self.backward_masks]
 
