@@ -166,7 +166,7 @@ def test_centered_sums_are_exact_and_laid_out_as_a_weight() -> None:
         assert total.dtype == dtype
         size = weights.double().norm() * exact.numel() ** 0.5
         assert (total.double() - exact).norm() < 4 * torch.finfo(dtype).eps * size
-        for power in (2.0**-60, 2.0**55):  # of weights far from 1
+        for power in (2.0**-50, 2.0**55):  # of weights far from 1
             far = centered_sum(packed(signs, 2), weights.to(DEVICE) * power, p.to(DEVICE)).cpu()
             assert torch.equal(far, total * power)
 
