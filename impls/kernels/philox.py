@@ -309,10 +309,10 @@ def draw_of(stream: NoiseStream, name: str) -> Draw:
     return Draw(key.key, key.layer, key.draw, stream.members)
 
 
-FILL_MEMBERS = 4
+FILL_MEMBERS = 8
 """Members in a tile of :func:`fill`."""
 
-MAX_VALUES = 512
+MAX_VALUES = 1024
 """Most values of a member in a tile of :func:`fill`."""
 
 
