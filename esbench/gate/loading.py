@@ -117,7 +117,10 @@ def own_packages(names: list[str], roots: Mapping[Arm, str]) -> list[str]:
                 "imported from elsewhere: compare two revisions that both contain it"
             )
     if not own["head"]:
-        raise UserError("no variant package is part of this repository: name one with --plugin")
+        raise UserError(
+            "no variant package is part of this repository: name one with --plugin, or a file by its path "
+            "from the top folder"
+        )
     return own["head"]
 
 

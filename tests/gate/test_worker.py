@@ -338,7 +338,7 @@ sys.modules["is loaded"] = sys
         (PLAIN + "torch.nn.Conv2d = torch.nn.Linear", PLAIN, "base replaces torch.nn.Conv2d, which"),
         (PLAIN, None, "head does not contain the variant package their_variants.py, which"),
         (None, PLAIN, "base does not contain the variant package their_variants.py, which"),
-        (None, None, "no variant package is part of this repository: name one with --plugin"),
+        (None, None, "no variant package is part of this repository: name one .* path from the top folder$"),
     ],
 )
 def test_revisions_that_cannot_be_loaded_together_are_refused(
