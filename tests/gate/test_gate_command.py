@@ -135,8 +135,8 @@ def test_a_missing_or_wrong_row_fails_by_name(
 
     A row that is the same in both arms is timed. The gate may run from a subfolder.
     """
-    settings = functools.partial(records.Settings, looks=(4,), processes=1)
-    monkeypatch.setattr(records, "Settings", settings)
+    settings = records.Settings(looks=(4,), processes=1)
+    monkeypatch.setattr(records.Settings, "of", lambda *_, **__: settings)
     write(workspace.top, {FILE: WRONG})
     assert "--head worktree" in workspace.run("--base", "HEAD", *TINY).only_line
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
