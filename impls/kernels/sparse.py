@@ -46,15 +46,13 @@ MAX_OUTPUTS = 256
 
 @triton.jit
 def add_column(
-    acc, out, x, columns, values, scale, j, start_m, start_n, K: tl.constexpr, IS_DESCRIBED: tl.constexpr,
-    ACC: tl.constexpr,
+    acc, out, pointer, stride_i, member, mask_m, columns, values, scale, j, start_m, start_n,
+    K: tl.constexpr, IS_DESCRIBED: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Add to acc [m, n] the product of x at each row's column j with the row's values of that column."""
-    pointer, stride_r, stride_m, stride_p, stride_i = x
-    offs_m = start_m + tl.arange(0, acc.shape[0])
-    mask_m = offs_m < out.rows
-    repeat, member, position = row_to_member(offs_m, out.members, out.positions)
-    pointer += repeat * stride_r + member * stride_m + position * stride_p
+    """Add to acc [m, n] the product of x at each row's column j with the row's values of that column.
+
+    ``pointer`` [m] points to each row of x.
+    """
     column = tl.load(columns + member * K + j, mask=mask_m, other=0).to(tl.int64)
     x_column = tl.load(pointer + column * stride_i, mask=mask_m, other=0).to(ACC) * scale
     start, end = j * out.outputs + start_n, (j + 1) * out.outputs
@@ -68,22 +66,26 @@ def add_columns(acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC
 
     ``columns`` [members, k] has each member's column_j, and ``values`` [members, k * o] its v_j.
     """
-    x, columns, values, sigmas, sigma = operands
+    pointer, stride_r, stride_m, stride_p, stride_i, columns, values, sigmas, sigma = operands
     k: tl.constexpr = OPTIONS[0]
     is_described: tl.constexpr = OPTIONS[1]
     offs_m = start_m + tl.arange(0, acc.shape[0])
-    repeat, _, _ = row_to_member(offs_m, out.members, out.positions)
-    scale = load_sigma(sigmas, sigma, repeat, offs_m < out.rows, ACC)
+    mask_m = offs_m < out.rows
+    repeat, member, position = row_to_member(offs_m, out.members, out.positions)
+    pointer += repeat * stride_r + member * stride_m + position * stride_p
+    scale = load_sigma(sigmas, sigma, repeat, mask_m, ACC)
     if k <= MAX_UNROLLED:
         for j in tl.static_range(k):
             acc = add_column(
-                acc, out, x, columns, values, scale, j, start_m, start_n, k, is_described, ACC
+                acc, out, pointer, stride_i, member, mask_m, columns, values, scale, j, start_m, start_n,
+                k, is_described, ACC,
             )  # fmt: skip
     else:
         # If this loop were unrolled, the loads of all columns would be in registers at the same time.
         for j in tl.range(0, k, num_stages=1):
             acc = add_column(
-                acc, out, x, columns, values, scale, j, start_m, start_n, k, is_described, ACC
+                acc, out, pointer, stride_i, member, mask_m, columns, values, scale, j, start_m, start_n,
+                k, is_described, ACC,
             )  # fmt: skip
     return acc
 
@@ -115,7 +117,7 @@ def sparse_product(
         )
     tiling = select_tiling("sparse", gemm, tiling, TILING.keep_warps(x.dtype), count)
     described = gemm.describe_members(values, tiling)
-    operands = ((x, *x.stride()), columns, described, *noise_scale(sigma, x))
+    operands = (x, *x.stride(), columns, described, *noise_scale(sigma, x))
     return gemm.launch(
         tiling, operands, LAST=add_columns, OPTIONS=(count, not isinstance(described, Tensor)),
         FLATTEN=count <= MAX_UNROLLED.value,
