@@ -9,22 +9,18 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from esbench import store
 from esbench.errors import UserError
 from esbench.registry import Entry
 from esbench.schema import Outcome, Recipe, Variant
 from esbench.studies.digits import (
     DENSE,
-    SCHEMA,
+    FILES,
     Study,
     TrainingRun,
     Untrained,
-    newest_studies,
-    newest_study,
     page,
     render,
     results_of,
-    study_path,
     trained_with,
     verdict,
 )
@@ -72,7 +68,7 @@ def study_of(*runs: TrainingRun, number: int = 0, seeds: Sequence[int] = (0,), *
     """Return a study with these training runs."""
     return Study(
         **{
-            "schema": SCHEMA,
+            "schema": FILES.schema,
             "study_id": f"study-{number}",
             "started": "2026-11-21T00:00:00+00:00",
             "recipes": (RECIPE,),
@@ -83,11 +79,6 @@ def study_of(*runs: TrainingRun, number: int = 0, seeds: Sequence[int] = (0,), *
             **fields,
         }
     )
-
-
-def write_study(study: Study, results: Path) -> Path:
-    """Write the file of a study, and return it."""
-    return store.write_document(study, study_path(study, results))
 
 
 COMPLETE = study_of(training(DENSE, 0.96), training(OTHER, 0.95))
@@ -102,29 +93,29 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_newest_study_of_each_device_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupt while a study is written keeps the existing file."""
-    path = write_study(COMPLETE, tmp_path)
+    path = FILES.write(COMPLETE, tmp_path)
     assert path == tmp_path / "some-cpu/digits/study-0.json"
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            write_study(study_of(training(DENSE, 0.5)), tmp_path)
-    assert newest_studies(tmp_path) == [COMPLETE]
+            FILES.write(study_of(training(DENSE, 0.5)), tmp_path)
+    assert FILES.newest(tmp_path) == [COMPLETE]
     assert list(path.parent.iterdir()) == [path]
     for number in (2, 1):
-        write_study(study_of(number=number), tmp_path)
-    write_study(study_of(environment=msgspec.structs.replace(HERE, device_name="Another")), tmp_path)
-    assert [study.study_id for study in newest_studies(tmp_path)] == ["study-0", "study-2"]
+        FILES.write(study_of(number=number), tmp_path)
+    FILES.write(study_of(environment=msgspec.structs.replace(HERE, device_name="Another")), tmp_path)
+    assert [study.study_id for study in FILES.newest(tmp_path)] == ["study-0", "study-2"]
     with pytest.raises(UserError, match="train with `esbench digits`"):
-        newest_study(tmp_path, "nobody")
+        FILES.newest_of("nobody", tmp_path)
 
 
 def test_a_study_without_training_runs_has_no_page_and_an_invalid_one_is_a_problem(tmp_path: Path) -> None:
     """The error has the file and the field, and the other reports are complete."""
     results, out = tmp_path / "results", tmp_path / "out"
     assert render(results, out) == []
-    write_study(study_of(), results)
+    FILES.write(study_of(), results)
     assert render(results, out) == []
-    path = write_study(COMPLETE, results)
+    path = FILES.write(COMPLETE, results)
     assert render_reports(results, out) == ([out / "index.html", out / "digits.md"], [])
     assert trained_with(results, OTHER) == "99.0 (DigitsMLP)"
     text = path.read_bytes()
@@ -173,7 +164,7 @@ def test_a_variant_that_cannot_be_trained_has_a_reason_and_the_study_goes_on(tmp
         (BROKEN, "RuntimeError: broken", True),
     ]
     assert not study.remaining_runs()
-    assert newest_study(tmp_path, HERE.slug) == study
+    assert FILES.newest_of(HERE.slug, tmp_path) == study
     # A missing package affects every variant, so the study ends and asks to install it.
     entries = [entry(DENSE, UserError("install it"))]
     with pytest.raises(UserError, match="install it"):
@@ -186,7 +177,7 @@ def test_an_interrupted_study_continues_after_its_last_training_run(tmp_path: Pa
     interrupt = Mock(side_effect=[None, KeyboardInterrupt])
     with pytest.raises(KeyboardInterrupt):
         conduct(begin(entries, [RECIPE], [0], HERE), entries, interrupt, tmp_path)
-    half = newest_study(tmp_path, HERE.slug)
+    half = FILES.newest_of(HERE.slug, tmp_path)
     check_resumable(half, entries, HERE)
     study = conduct(half, entries, Mock(), tmp_path)
     assert [(run.variant, run.outcome.accuracy) for run in study.training_runs] == [
@@ -242,7 +233,7 @@ def test_the_page_shows_every_variant_and_what_is_missing(tmp_path: Path) -> Non
         seeds=(0, 1),
         untrained=(Untrained(variant=BROKEN, network="DigitsMLP", reason="broke *here*", failed=True),),
     )
-    write_study(study, tmp_path / "results")
+    FILES.write(study, tmp_path / "results")
     text = render(tmp_path / "results", tmp_path)[0].read_text()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line]
     assert cells[2:] == [
@@ -265,7 +256,7 @@ def test_the_command_trains_stores_and_renders(capsys: pytest.CaptureFixture[str
     assert [line.partition(":")[0] for line in out.splitlines()] == ["DigitsMLP", "DigitsCNN"]
     assert err.startswith("Perturbed is trained as well: accuracies are shown relative to it\n")
     assert "written to build/reports/digits.md" in err
-    (study,) = newest_studies(Path("results"))
+    (study,) = FILES.newest(Path("results"))
     assert len(study.training_runs) == 6
     assert [failure.network for failure in study.untrained] == ["DigitsCNN"]
     assert "k = 2 exceeds" in Path("build/reports/digits.md").read_text()
@@ -322,5 +313,5 @@ def test_an_untrained_variant_has_its_reason_on_the_console(
     err = capsys.readouterr().err
     assert "DigitsMLP: Hadamard failed: RuntimeError: broken *here*\n" in err
     assert "DigitsMLP: Orthogonal failed: out of memory" in err
-    (study,) = newest_studies(Path("results"))
+    (study,) = FILES.newest(Path("results"))
     assert [run.variant.name for run in study.training_runs] == ["Perturbed"]

@@ -15,9 +15,9 @@ from esbench.measure.timers import Call, Visit, keep_inputs
 from esbench.studies import timer_accuracy_run
 from esbench.studies.timer_accuracy import (
     AGREEMENT,
+    FILES,
     LENGTH,
     QUESTIONS,
-    SCHEMA,
     TWINS,
     Reading,
     Study,
@@ -25,7 +25,6 @@ from esbench.studies.timer_accuracy import (
     goals,
     page,
     render,
-    write_study,
 )
 from esbench.studies.timer_accuracy_run import Kernel, Plan
 from tests.cli.cli_runner import run
@@ -47,7 +46,7 @@ def reading(
 def study_of(*readings: Reading, number: int = 0, **fields: Any) -> Study:
     """Return a study with these readings."""
     return Study(
-        schema=SCHEMA,
+        schema=FILES.schema,
         study_id=f"study-{number}",
         started="2026-11-21T00:00:00+00:00",
         wall_s=100.0,
@@ -137,10 +136,10 @@ def test_the_newest_study_of_each_device_is_shown(tmp_path: Path) -> None:
         reading("replicates", "add", "process 1", [[10]] * ROUNDS),
         number=2,
     )
-    path = write_study(complete, tmp_path)
-    write_study(study_of(number=1), tmp_path)
+    path = FILES.write(complete, tmp_path)
+    FILES.write(study_of(number=1), tmp_path)
     empty = study_of(number=0, device_name="[a](b)")
-    write_study(empty, tmp_path)
+    FILES.write(empty, tmp_path)
     text = render(tmp_path, tmp_path / "out")[0].read_text()
     assert text == page([empty, complete])
     for words in ("## Some CPU", "## \\[a\\](b)\n", "load average 0.500 before", "a \\| b", "2 threads"):

@@ -24,7 +24,7 @@ def accuracy(
     from esbench.measure.device_lock import lock_device
     from esbench.measure.environment import environment, resolve_device
     from esbench.progress import showing
-    from esbench.studies.timer_accuracy import goals, render, write_study
+    from esbench.studies.timer_accuracy import FILES, goals, render
     from esbench.studies.timer_accuracy_run import default_plan, measure
 
     load_entries(None, None)
@@ -39,7 +39,7 @@ def accuracy(
     except KeyboardInterrupt:
         note("interrupted: nothing is stored")
         raise
-    path = write_study(study, results)
+    path = FILES.write(study, results)
     for goal in goals(study):
         typer.echo(f"{goal.verdict.strip('*'):<9}  {goal.goal}: {goal.result}")
     note(f"stored in {path}")

@@ -57,7 +57,7 @@ def digits(
     from esbench.measure.environment import environment, resolve_device
     from esbench.progress import showing
     from esbench.studies import digits_run
-    from esbench.studies.digits import newest_study, reasons, render, study_path, verdict
+    from esbench.studies.digits import FILES, reasons, render, verdict
 
     entries = _entries(None if resume else variants, plugin, baselines=resume)
     device_type = resolve_device(device)
@@ -71,11 +71,11 @@ def digits(
     with lock_device(device_type, "digits", note), showing() as progress:
         here = environment(device_type)
         if resume:
-            study = newest_study(results, here.slug)
+            study = FILES.newest_of(here.slug, results)
             digits_run.check_resumable(study, entries, here)
         else:
             study = digits_run.begin(entries, recipes, range(seeds), here)
-        path = study_path(study, results)
+        path = FILES.path(study, results)
         note(f"training on {device_type} ({here.device_name}); finished training runs are in {path}")
         try:
             study = digits_run.conduct(study, entries, progress, results)

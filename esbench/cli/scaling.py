@@ -53,8 +53,7 @@ def scaling(
     from esbench.measure.device_lock import lock_device
     from esbench.measure.environment import environment, resolve_device
     from esbench.progress import showing
-    from esbench.store import write_document
-    from esbench.studies.scaling import Link, finding, render, sizes, study_path
+    from esbench.studies.scaling import FILES, Link, finding, render, sizes
     from esbench.studies.scaling_run import Plan, measure
 
     for name, value in (("bandwidth", bandwidth), ("latency", latency)):
@@ -79,7 +78,7 @@ def scaling(
     except KeyboardInterrupt:
         note("interrupted: nothing is stored")
         raise
-    path = write_document(study, study_path(study, results))
+    path = FILES.write(study, results)
     typer.echo(finding(study))
     note(f"stored in {path}")
     for page in render(results, reports):

@@ -54,7 +54,7 @@ def tasks(
     from esbench.studies import tasks_run
     from esbench.studies.digits import reasons
     from esbench.studies.digits_run import check_resumable
-    from esbench.studies.tasks import VARIANTS, finding, newest_study, render, study_path
+    from esbench.studies.tasks import FILES, VARIANTS, finding, render
 
     entries = load_entries(["*"] if resume else variants or list(VARIANTS), plugin)
     device_type = resolve_device(device)
@@ -64,11 +64,11 @@ def tasks(
     with lock_device(device_type, "tasks", note), showing() as progress:
         here = msgspec.structs.replace(environment(device_type), threads=1)
         if resume:
-            study = newest_study(results, here.slug)
+            study = FILES.newest_of(here.slug, results)
             check_resumable(study, entries, here)
         else:
             study = tasks_run.begin(entries, chosen, range(seeds), here)
-        path = study_path(study, results)
+        path = FILES.path(study, results)
         note(f"training on {device_type} ({here.device_name}); finished training runs are in {path}")
         plan = tasks_run.Plan(device_type, tuple(plugin or ()), processes)
         try:

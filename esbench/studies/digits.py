@@ -12,19 +12,15 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from esbench import store
 from esbench.errors import UserError
 from esbench.report.analysis.quality import Estimate, estimate
 from esbench.report.formats import write
 from esbench.report.formats.markdown import NOT_MET, join, table
-from esbench.schema import Environment, Outcome, Recipe, Strict, Variant
-from esbench.studies import newest_file, newest_files, origin
+from esbench.schema import Outcome, Recipe, Strict, Variant
+from esbench.studies import StoredStudy, StudyFiles, newest_files, origin
 from esbench.text import escape, one_line, pluralize
 from esbench.units import ABSENT, format_number
 
-SCHEMA = 1
-FOLDER = "digits"
-"""The folder of the studies in a device's results."""
 PAGE = "digits.md"
 DENSE = Variant(scheme="Perturbed")
 """Independent Gaussian noise for every weight: the reference of every other variant."""
@@ -66,19 +62,15 @@ class Untrained(Strict, frozen=True, kw_only=True):
     failed: bool = False
 
 
-class Study(Strict, frozen=True, kw_only=True):
+class Study(StoredStudy, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All finished training runs of a study and their environment.
 
     ``code``: name -> hash of the source of each variant and of its package.
     """
 
-    schema: int
-    study_id: str
-    started: str
     recipes: Annotated[tuple[Recipe, ...], msgspec.Meta(min_length=1)]
     seeds: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
     variants: tuple[Variant, ...]
-    environment: Environment
     code: dict[str, str] = msgspec.field(default_factory=dict)
     training_runs: tuple[TrainingRun, ...] = msgspec.field(default=(), name="trainings")
     untrained: tuple[Untrained, ...] = ()
@@ -99,27 +91,7 @@ class Study(Strict, frozen=True, kw_only=True):
         ]
 
 
-def study_path(study: Study, results: Path) -> Path:
-    """Return the file of a study."""
-    return results / study.environment.slug / FOLDER / f"{study.study_id}.json"
-
-
-def newest_study(results: Path, device: str) -> Study:
-    """Read the newest study of a device; raise a UserError if there is none, or if it is invalid."""
-    return _read(newest_file(results, device, FOLDER, "digits study", "digits"))
-
-
-def _read(path: Path) -> Study:
-    return store.read_document(path, Study, what="digits study", schema=SCHEMA, again="train again")
-
-
-def newest_studies(results: Path) -> list[Study]:
-    """Read the newest study of each device, in the order of their folders.
-
-    Raises:
-        UserError: a study is invalid.
-    """
-    return [_read(path) for path in newest_files(results, FOLDER)]
+FILES = StudyFiles(Study, 1, "digits", "digits study", again="train again")
 
 
 def trained_with(results: Path, variant: Variant) -> str:
@@ -128,9 +100,9 @@ def trained_with(results: Path, variant: Variant) -> str:
     Invalid studies are left out: the page of the studies reports them.
     """
     shares: dict[str, float] = {}
-    for path in newest_files(results, FOLDER):
+    for path in newest_files(results, FILES.folder):
         try:
-            study = _read(path)
+            study = FILES.read(path)
         except UserError:
             continue
         for recipe in study.recipes:
@@ -205,7 +177,7 @@ def render(results: Path, out: Path) -> list[Path]:
     Raises:
         UserError: a study cannot be read.
     """
-    studies = [study for study in newest_studies(results) if study.training_runs]
+    studies = [study for study in FILES.newest(results) if study.training_runs]
     return [write(out / PAGE, page(studies))] if studies else []
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 
-from esbench import store
 from esbench.errors import UserError
 from esbench.measure.environment import differences, source_hashes
 from esbench.measure.failure import classify
@@ -16,7 +15,7 @@ from esbench.registry import Entry
 from esbench.schema import OUT_OF_MEMORY, Environment, Outcome, Recipe
 from esbench.store import new_run_id
 from esbench.studies import tasks
-from esbench.studies.digits import SCHEMA, Study, TrainingRun, Untrained, study_path
+from esbench.studies.digits import FILES, Study, TrainingRun, Untrained
 from esbench.workload import Trainer, UnavailableError, trainer
 
 
@@ -45,7 +44,7 @@ def begin(
     """Return a study without training runs."""
     start = datetime.now(UTC)
     return Study(
-        schema=SCHEMA,
+        schema=FILES.schema,
         study_id=new_run_id("digits", start),
         started=start.isoformat(timespec="seconds"),
         recipes=tuple(recipes),
@@ -98,7 +97,7 @@ def conduct(study: Study, entries: Sequence[Entry], progress: Show, results: Pat
             wall_s = time.monotonic() - start_s
             run = TrainingRun(variant=variant, network=network, seed=seed, outcome=outcome, wall_s=wall_s)
             study = msgspec.structs.replace(study, training_runs=(*study.training_runs, run))
-        store.write_document(study, study_path(study, results))
+        FILES.write(study, results)
     return study
 
 

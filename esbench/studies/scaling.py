@@ -11,17 +11,14 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from esbench import stats, store
+from esbench import stats
 from esbench.report.formats import write
 from esbench.report.formats.markdown import image, join, table
-from esbench.schema import Count, Environment, Positive, Recipe, Sample, Strict, Variant
-from esbench.studies import newest_files, origin
+from esbench.schema import Count, Positive, Recipe, Sample, Strict, Variant
+from esbench.studies import StoredStudy, StudyFiles, origin
 from esbench.text import escape
 from esbench.units import ABSENT, format_cell, format_number, format_value
 
-SCHEMA = 1
-FOLDER = "scaling"
-"""The folder of the studies in a device's results."""
 PAGE = "scaling.md"
 GPUS = (2, 4, 8, 16, 32, 64)
 """Numbers of GPUs that the model of communication is evaluated for."""
@@ -71,18 +68,14 @@ class Link(Strict, frozen=True, kw_only=True):
         return 2 * math.log2(ranks) * self.latency_s + 2 * share * size_bytes / self.bytes_per_s
 
 
-class Study(Strict, frozen=True, kw_only=True):
+class Study(StoredStudy, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All cells of a study and their environment.
 
     ``recipe`` has the network, and the antithetic pairs of strong scaling; ``parameters`` is d;
     ``processors`` is the number of CPUs or GPUs, each for one rank at a time.
     """
 
-    schema: int
-    study_id: str
-    started: str
     wall_s: float
-    environment: Environment
     variant: Variant
     recipe: Recipe
     parameters: Count
@@ -96,9 +89,7 @@ class Study(Strict, frozen=True, kw_only=True):
         return self.recipe.members // max(cell.ranks for cell in self.cells)
 
 
-def study_path(study: Study, results: Path) -> Path:
-    """Return the file of a study."""
-    return results / study.environment.slug / FOLDER / f"{study.study_id}.json"
+FILES = StudyFiles(Study, 1, "scaling", "scaling study", again="measure again")
 
 
 def sizes(members: int, ranks: Iterable[int]) -> list[tuple[int, int]]:
@@ -192,10 +183,7 @@ def render(results: Path, out: Path) -> list[Path]:
     Raises:
         UserError: a study cannot be read.
     """
-    studies = [
-        store.read_document(path, Study, what="scaling study", schema=SCHEMA, again="measure again")
-        for path in newest_files(results, FOLDER)
-    ]
+    studies = FILES.newest(results)
     if not studies:
         return []
     pictures = [_picture(study, out) for study in studies]

@@ -21,7 +21,7 @@ from esbench.progress import Show
 from esbench.registry import REGISTRY, Entry, load, load_installed
 from esbench.schema import Environment, Recipe
 from esbench.store import new_run_id
-from esbench.studies.scaling import SCHEMA, Cell, Link, Study
+from esbench.studies.scaling import FILES, Cell, Link, Study
 from esbench.text import pluralize
 from esbench.workload import trainer
 
@@ -86,7 +86,7 @@ def measure(entry: Entry, plan: Plan, link: Link, environment: Environment, prog
             raise UserError(f"a rank failed: {str(error).strip().splitlines()[-1]}") from error
         records = [torch.load(Path(folder, f"rank{rank}.pt"), weights_only=True) for rank in range(ranks)]
     return Study(
-        schema=SCHEMA,
+        schema=FILES.schema,
         study_id=new_run_id("scaling", start),
         started=start.isoformat(timespec="seconds"),
         wall_s=time.monotonic() - start_s,

@@ -13,18 +13,15 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from esbench import stats, store
+from esbench import stats
 from esbench.report.formats import write
 from esbench.report.formats.markdown import image, join, table
-from esbench.schema import Environment, Positive, Sample, Strict, Task, Variant
-from esbench.studies import newest_file, newest_files, origin
+from esbench.schema import Positive, Sample, Strict, Task, Variant
+from esbench.studies import StoredStudy, StudyFiles, origin
 from esbench.studies.digits import DENSE, Untrained, reasons
 from esbench.text import escape, pluralize
 from esbench.units import ABSENT, format_multiplier, format_number
 
-SCHEMA = 1
-FOLDER = "tasks"
-"""The folder of the studies in a device's results."""
 PAGE = "tasks.md"
 VARIANTS = (
     DENSE.name,
@@ -66,19 +63,15 @@ class StepTime(Strict, frozen=True, kw_only=True):
         return median(map(median, self.rounds)) / 1e6
 
 
-class Study(Strict, frozen=True, kw_only=True):
+class Study(StoredStudy, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All finished training runs of a study, the times of steps, and their environment.
 
     ``code``: name -> hash of the source of each variant and of its package.
     """
 
-    schema: int
-    study_id: str
-    started: str
     tasks: Annotated[tuple[Task, ...], msgspec.Meta(min_length=1)]
     seeds: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
     variants: tuple[Variant, ...]
-    environment: Environment
     code: dict[str, str] = msgspec.field(default_factory=dict)
     learnings: tuple[Learning, ...] = ()
     untrained: tuple[Untrained, ...] = ()
@@ -113,18 +106,7 @@ class Study(Strict, frozen=True, kw_only=True):
         return [variant for variant in self.variants if variant not in failed]
 
 
-def study_path(study: Study, results: Path) -> Path:
-    """Return the file of a study."""
-    return results / study.environment.slug / FOLDER / f"{study.study_id}.json"
-
-
-def newest_study(results: Path, device: str) -> Study:
-    """Read the newest study of a device; raise a UserError if there is none, or if it is invalid."""
-    return _read(newest_file(results, device, FOLDER, "study of tasks", "tasks"))
-
-
-def _read(path: Path) -> Study:
-    return store.read_document(path, Study, what="study of tasks", schema=SCHEMA, again="train again")
+FILES = StudyFiles(Study, 1, "tasks", "study of tasks", again="train again")
 
 
 # Results
@@ -283,7 +265,7 @@ def render(results: Path, out: Path) -> list[Path]:
     Raises:
         UserError: a study cannot be read.
     """
-    studies = [study for path in newest_files(results, FOLDER) if (study := _read(path)).learnings]
+    studies = [study for study in FILES.newest(results) if study.learnings]
     if not studies:
         return []
     pictures = {study.study_id: _pictures(study, out) for study in studies}

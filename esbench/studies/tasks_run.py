@@ -19,7 +19,6 @@ from pathlib import Path
 import msgspec
 import torch
 
-from esbench import store
 from esbench.errors import UserError
 from esbench.measure.failure import classify
 from esbench.measure.interleave import LATENCY, TimedCall, interleave
@@ -30,7 +29,7 @@ from esbench.schema import OUT_OF_MEMORY, Environment, Task, Variant
 from esbench.store import new_run_id
 from esbench.studies.digits import Untrained
 from esbench.studies.digits_run import code_of, trainer_of
-from esbench.studies.tasks import IN_A_ROW, SCHEMA, Learning, StepTime, Study, study_path
+from esbench.studies.tasks import FILES, IN_A_ROW, Learning, StepTime, Study
 
 BUDGET_S = 4.0
 """The steps of a variant on a task are timed for about this long, in at least six rounds."""
@@ -57,7 +56,7 @@ def begin(
     """Return a study without training runs."""
     start = datetime.now(UTC)
     return Study(
-        schema=SCHEMA,
+        schema=FILES.schema,
         study_id=new_run_id("tasks", start),
         started=start.isoformat(timespec="seconds"),
         tasks=tuple(tasks),
@@ -80,7 +79,7 @@ def conduct(study: Study, plan: Plan, progress: Show, results: Path) -> Study:
     def keep(**fields: object) -> None:
         nonlocal study
         study = msgspec.structs.replace(study, **fields)
-        store.write_document(study, study_path(study, results))
+        FILES.write(study, results)
 
     with one_thread():
         for task in study.untimed():

@@ -11,17 +11,13 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from esbench import store
 from esbench.report.formats import write
 from esbench.report.formats.markdown import NOT_MET, join, table
-from esbench.schema import Environment, Sample
-from esbench.studies import newest_files, origin, percent
+from esbench.schema import Sample
+from esbench.studies import StoredStudy, StudyFiles, origin, percent
 from esbench.text import escape
 from esbench.units import format_cell, format_number, format_value
 
-SCHEMA = 2
-FOLDER = "accuracy"
-"""The folder of the studies in a device's results."""
 PAGE = "accuracy.md"
 MIN_JUDGED_NS = 100e3
 """The shortest kernel for which agreement with the other timer is required."""
@@ -98,21 +94,15 @@ class Missing(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str = ""
 
 
-class Study(msgspec.Struct, frozen=True, kw_only=True):
+class Study(StoredStudy, frozen=True, kw_only=True):
     """All readings of a study and their environment."""
 
-    schema: int
-    study_id: str
-    started: str
     wall_s: float
-    environment: Environment
     readings: tuple[Reading, ...]
     missing: tuple[Missing, ...] = ()
 
 
-def write_study(study: Study, results: Path) -> Path:
-    """Write a study atomically and return its file."""
-    return store.write_document(study, results / study.environment.slug / FOLDER / f"{study.study_id}.json")
+FILES = StudyFiles(Study, 2, "accuracy", "timer study", again="measure again")
 
 
 class Comparison(NamedTuple):
@@ -235,10 +225,7 @@ def render(results: Path, out: Path) -> list[Path]:
     Raises:
         UserError: a study is invalid; the message names the file and the field.
     """
-    studies = [
-        store.read_document(path, Study, what="timer study", schema=SCHEMA, again="measure again")
-        for path in newest_files(results, FOLDER)
-    ]
+    studies = FILES.newest(results)
     return [write(out / PAGE, page(studies))] if studies else []
 
 

@@ -18,9 +18,9 @@ from esbench.schema import Environment
 from esbench.store import new_run_id
 from esbench.studies.timer_accuracy import (
     AGREEMENT,
+    FILES,
     LENGTH,
     QUESTIONS,
-    SCHEMA,
     TWINS,
     Missing,
     Reading,
@@ -119,7 +119,7 @@ def measure(plan: Plan, environment: Environment, progress: Show) -> Study:
         progress(index, len(steps), f"{question}: {kernel.name}")
         results += _measure_kernel(plan, question, kernel, repetition, rng)
     return Study(
-        schema=SCHEMA,
+        schema=FILES.schema,
         study_id=new_run_id("accuracy", start),
         started=start.isoformat(timespec="seconds"),
         wall_s=time.monotonic() - start_s,
