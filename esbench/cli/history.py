@@ -16,10 +16,6 @@ def history(
     variants: Variants = None,
     cases: Annotated[str, typer.Option(help="Glob over case labels, such as 'Linear(128*'.")] = "*",
     phase: Annotated[TimedPhase, typer.Option(help="Phase of the figures.")] = "forward",
-    metric: Annotated[
-        str,
-        typer.Option(help="multiplier: time(variant) / time(base); or a stored metric, such as latency_ns."),
-    ] = "multiplier",
     out: Annotated[Path, typer.Option(help="Plot to write; its name ends in .svg, .png or .pdf.")] = Path(
         "build/history.svg"
     ),
@@ -40,9 +36,7 @@ def history(
     from esbench.text import one_line
 
     runs, problems = read_runs_of_device(results, device)
-    device_history = history_of(
-        runs, metric=metric, phase=phase, variants=variants or ["*"], cases=cases, fewest=2
-    )
+    device_history = history_of(runs, phase=phase, variants=variants or ["*"], cases=cases, fewest=2)
     if not device_history.series:
         raise UserError(one_line(why_empty(device_history)))
     for line in device_history.left_out:

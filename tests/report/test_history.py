@@ -14,7 +14,7 @@ from esbench.schema import Request, RunEnd
 from tests.cli import cli_runner
 from tests.report.history_cases import EIGHT, SMALL, a_run, over_days, rows, stored
 from tests.report.report_cases import render_reports
-from tests.synthetic import BASE, DENSE, NAIVE, bytes_row, changed, linear, skipped, time_row, variant
+from tests.synthetic import BASE, DENSE, NAIVE, changed, linear, skipped, time_row, variant
 
 SPARSE = variant("SparsePerturbed", k=1)
 LEVELS = (3.0,) * 4 + (3.3,) * 4
@@ -38,15 +38,9 @@ def test_values_and_their_intervals() -> None:
     assert values(result) == pytest.approx([3.0, 3.0, 3.0])
     point = result.series[0].points[0]
     assert (point.low, point.high) == pytest.approx((3.0, 3.0))
-    times = history(runs, metric="latency_ns")
-    assert [series.variant for series in times.series] == [DENSE, BASE]
-    assert values(times) == pytest.approx([3.3e6, 3.6e6, 3.9e6])
-    point = times.series[0].points[0]
-    assert (point.low, point.high) == pytest.approx((3.3e6 * min(EIGHT), 3.3e6 * max(EIGHT)))
     alone = a_run(1, [time_row(BASE, SMALL, 1), time_row(DENSE, SMALL, 2)])
-    for metric in ("multiplier", "latency_ns"):
-        (point,) = history([alone], metric=metric).series[0].points
-        assert (point.low, point.high) == (None, None)
+    (point,) = history([alone]).series[0].points
+    assert (point.low, point.high) == (None, None)
     both = a_run(1, [time_row(NAIVE, SMALL, *EIGHT), *rows(2.0)])
     assert [series.variant for series in history([both]).series] == [DENSE, NAIVE]  # baselines come last
 
@@ -105,8 +99,8 @@ def test_different_cases_and_methods_are_different_series() -> None:
     assert "time(variant) / time(Base's forward)" in text(result)
 
 
-def test_missing_values_and_zeros() -> None:
-    """A run without a value has no point; zeros, which a logarithmic axis cannot show, are counted."""
+def test_a_run_without_a_value_has_no_point() -> None:
+    """Neither a reason nor samples that are not finite are a value."""
     runs = over_days(3.0, 3.0, 3.0)
     nan = msgspec.structs.replace(time_row(SPARSE, SMALL, 5), samples=((math.nan,), ()))
     for index, row in enumerate((skipped(SPARSE, SMALL, "no"), time_row(SPARSE, SMALL, 5, 5), nan)):
@@ -114,10 +108,6 @@ def test_missing_values_and_zeros() -> None:
     result = history(runs)
     assert [point.run for point in result.series[1].points] == [1]
     assert "1 of 3" in text(result)
-    runs = [a_run(day, [bytes_row(DENSE, SMALL, "noise_bytes", day - 1)]) for day in (1, 2)]
-    result = history(runs, metric="noise_bytes")
-    assert values(result) == [1.0]
-    assert result.left_out == ("left out, 1 value of 0: a logarithmic axis has no place for them",)
 
 
 def test_the_table_has_changes_and_their_commits() -> None:
@@ -195,8 +185,6 @@ def test_a_history_is_a_table_and_a_plot(tmp_path: Path, capsys: Captured) -> No
     captured = capsys.readouterr()
     assert captured.err == f"{plot}\n"
     assert "2026-01-04 04abcde -> 2026-01-05 05abcde: +10.0 %" in captured.out
-    assert run(results, "--metric", "latency_ns", "--variants", "Pert*") == 0
-    assert "Linear, forward: Time (method host)" in capsys.readouterr().out
 
 
 def test_left_out_runs_and_read_errors_are_on_stderr(tmp_path: Path, capsys: Captured) -> None:
@@ -231,8 +219,7 @@ def test_bad_usage_is_one_line(tmp_path: Path, capsys: Captured) -> None:
         several = stored(tmp_path / "several", [a_run(day, rows(3.0), device_name=name) for day in (1, 2)])
     for folder, arguments, words in (
         (results, "--phase quality", "'quality' is not one of 'sample', 'forward', 'update', 'step'"),
-        (results, "--metric nope", "the metric 'nope' in forward; available: multiplier, latency_ns"),
-        (results, "--phase step", "the metric 'multiplier' in step; available: none"),
+        (results, "--phase step", "no run of this device has times of base and of another variant in step"),
         (results, "--variants nope", "no variant matches 'nope' in these runs; available: "),
         (results, "--device nope", "no device 'nope' has runs in"),
         (results, "--out a.gif", "--out a.gif: expected a file that ends in .svg, .png, .pdf"),

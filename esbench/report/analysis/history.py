@@ -1,7 +1,7 @@
-"""The runs of a device as series: one for each variant and case, ordered by the start of the runs.
+"""The runs of a device as series: time(variant) / time(base) of each variant and case over the runs.
 
-Only values that may be compared stand in one series: of one device, case, phase, metric and method, from
-runs that are complete and valid. A multiplier is computed inside each run, so that drift cancels.
+Only values that may be compared stand in one series: of one device, case, phase and method, from runs that
+are complete and valid. A multiple is computed inside each run, so that drift cancels.
 """
 
 import math
@@ -16,17 +16,14 @@ import numpy as np
 
 from esbench.errors import UserError
 from esbench.report.analysis.comparison import different_devices
-from esbench.report.analysis.pivot import LATENCY, UNMEASURED, Grid, by_size, grids, operators
+from esbench.report.analysis.pivot import Grid, by_size, latency_grids, operators
 from esbench.report.analysis.run_selection import reasons_unusable
-from esbench.schema import Case, Measurement, Phase, Run, Variant
-from esbench.stats import interval, median, round_medians
-from esbench.text import first_names, one_line, pluralize, suggest
+from esbench.schema import Case, Phase, Run, Variant
+from esbench.text import first_names, one_line, suggest
 from esbench.units import ABSENT, format_value
 
 _COMMIT_DIGITS = 7
 _DECIMALS = 2
-MULTIPLIER = "multiplier"
-"""time(variant) / time(base) inside a run, lower is better."""
 MIN_LEVEL_RUNS = 3
 """Fewer runs are no level: two disturbed runs in a row are too common."""
 MIN_RUNS = 2 * MIN_LEVEL_RUNS
@@ -84,14 +81,12 @@ class History:
     """The series of the runs of one device.
 
     Attributes:
-        metric: ``multiplier`` or a stored metric.
         runs: the runs that may be compared, by their start.
         series: those of a panel are adjacent.
         left_out: why other runs, cases and values are not shown.
         in_few_runs: labels of cases that too few runs measured.
     """
 
-    metric: str
     phase: Phase
     runs: tuple[Run, ...]
     series: tuple[Series, ...]
@@ -115,10 +110,9 @@ def devices(runs: Iterable[Run]) -> dict[str, list[Run]]:
     return dict(sorted(by_device.items()))
 
 
-def history(  # noqa: PLR0913  # the options of the command
+def history(
     runs: Iterable[Run],
     *,
-    metric: str = MULTIPLIER,
     phase: Phase = "forward",
     variants: Sequence[str] = ("*",),
     cases: str = "*",
@@ -126,23 +120,19 @@ def history(  # noqa: PLR0913  # the options of the command
 ) -> History:
     """Collect the series of the runs of one device; :func:`why_empty` explains why there are none.
 
-    ``metric`` is ``multiplier`` or the name of a stored metric; ``variants`` are globs over names or labels,
-    ``cases`` is one over labels. A case must have values in ``fewest`` runs.
+    ``variants`` are globs over names or labels, ``cases`` is one over labels. A case must have values in
+    ``fewest`` runs.
 
     Raises:
         UserError: a glob matches nothing, or ruptures is not installed.
     """
     shown, left_out = select_comparable(runs)
     by_series: dict[tuple[Key, Variant], list[Point]] = {}
-    zeros = 0
     for number, run in enumerate(shown):
-        for grid in _grids(run, metric, phase):
-            for variant, case, row in grid.cells:
-                point = _point(grid, variant, case, row, metric, number)
-                if point and point.value <= 0:
-                    zeros += 1
-                elif point:
-                    key = Key(case, grid.method, _against(grid) if metric == MULTIPLIER else "")
+        for grid in _grids(run, phase):
+            for variant, case, _ in grid.cells:
+                if point := _point(grid, variant, case, number):
+                    key = Key(case, grid.method, _against(grid))
                     by_series.setdefault((key, variant), []).append(point)
     runs_of_key: dict[Key, set[int]] = {}
     for (key, _), points in by_series.items():
@@ -152,8 +142,6 @@ def history(  # noqa: PLR0913  # the options of the command
     in_few_runs = list(dict.fromkeys(key.case.label for key in rare_keys))
     if in_few_runs:
         left_out.append(f"left out, measured in fewer than {fewest} runs: {first_names(in_few_runs)}")
-    if zeros:
-        left_out += [f"left out, {pluralize(zeros, 'value')} of 0: a logarithmic axis has no place for them"]
     # Baselines come last; other variants are in the order in which the runs first have them.
     order = {variant: index for index, variant in enumerate(dict.fromkeys(v for _, v in by_series))}
     chosen.sort(key=lambda pair: (*_sort_key(pair[0]), pair[1].baseline, order[pair[1]]))
@@ -167,7 +155,7 @@ def history(  # noqa: PLR0913  # the options of the command
         for key, variant in chosen
         if len(runs_of_key[key]) >= fewest
     )
-    return History(metric, phase, shown, tuple(series), tuple(left_out), tuple(in_few_runs))
+    return History(phase, shown, tuple(series), tuple(left_out), tuple(in_few_runs))
 
 
 def select_comparable(runs: Iterable[Run]) -> tuple[tuple[Run, ...], list[str]]:
@@ -190,11 +178,9 @@ def select_comparable(runs: Iterable[Run]) -> tuple[tuple[Run, ...], list[str]]:
     return tuple(comparable), left_out
 
 
-def _grids(run: Run, metric: str, phase: Phase) -> list[Grid]:
-    name = LATENCY if metric == MULTIPLIER else metric
-    found = (grid for operator in operators(run) for grid in grids(run, operator, name))
-    measured = (grid for grid in found if grid.method != UNMEASURED)
-    return [grid for grid in measured if (grid.metric, grid.phase) == (name, phase)]
+def _grids(run: Run, phase: Phase) -> list[Grid]:
+    found = (grid for operator in operators(run) for grid in latency_grids(run, operator))
+    return [grid for grid in found if grid.phase == phase]
 
 
 def _against(grid: Grid) -> str:
@@ -206,19 +192,12 @@ def _against(grid: Grid) -> str:
     return name if reference.phase == grid.phase else f"{name}'s {reference.phase}"
 
 
-def _point(  # noqa: PLR0913, PLR0917  # a cell and its run
-    grid: Grid, variant: Variant, case: Case, row: Measurement, metric: str, number: int
-) -> Point | None:
-    """Return the value of a cell; None if it is not finite, or the multiplier of base itself."""
-    if metric == MULTIPLIER:
-        ratio = None if variant.mode == "base" else grid.multiplier(variant, case, "base")
-        point = Point(number, ratio.value, ratio.low, ratio.high) if ratio else None
-    else:
-        value = median(row)
-        ends = interval(round_medians(row))
-        low, high = (ends.low, ends.high) if ends else (None, None)
-        point = Point(number, value, low, high) if value is not None else None
-    return point if point and math.isfinite(point.value) else None
+def _point(grid: Grid, variant: Variant, case: Case, number: int) -> Point | None:
+    """Return the multiple of base of a cell; None if it is not finite, and for base itself."""
+    ratio = None if variant.mode == "base" else grid.multiplier(variant, case, "base")
+    if ratio is None or not math.isfinite(ratio.value):
+        return None
+    return Point(number, ratio.value, ratio.low, ratio.high)
 
 
 def _choose(
@@ -250,23 +229,13 @@ def _choose(
 
 
 def why_empty(history: History) -> str:
-    """Return why a history has no series, and the metrics that its runs have."""
+    """Return why a history has no series."""
     if not history.runs:
         return f"no run of this device can be shown: {'; '.join(history.left_out)}"
     if history.in_few_runs:
-        return (
-            f"no case was measured in two runs by {history.metric} in {history.phase}: "
-            f"measure again with `esbench run`; {'; '.join(history.left_out)}"
-        )
-    rows = [row for run in history.runs for row in run.measurements if row.phase == history.phase]
-    metrics = sorted({row.metric for row in rows})
-    if history.metric == MULTIPLIER and rows:
-        return (
-            f"no run of this device has times of base and of another variant in {history.phase}, which "
-            f"--metric {MULTIPLIER} compares; other metrics: {', '.join(metrics)}"
-        )
-    known = ", ".join([MULTIPLIER, *metrics]) if rows else "none"
-    return f"no run of this device has the metric {history.metric!r} in {history.phase}; available: {known}"
+        remedy = f"measure again with `esbench run`; {'; '.join(history.left_out)}"
+        return f"no case was measured in two runs in {history.phase}: {remedy}"
+    return f"no run of this device has times of base and of another variant in {history.phase}"
 
 
 def _sort_key(key: Key) -> tuple[object, ...]:

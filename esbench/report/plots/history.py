@@ -8,9 +8,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from esbench.report import captions
 from esbench.report.analysis.history import (
-    MULTIPLIER,
     History,
     Key,
     Series,
@@ -22,7 +20,6 @@ from esbench.report.analysis.history import (
 from esbench.report.plots import style
 from esbench.report.plots.style import PAGE, Figure, Look
 from esbench.schema import Run
-from esbench.units import quantity
 
 _MAX_LINES, _MAX_PANELS = 6, 24
 """More lines in a panel cannot be distinguished; more panels are left out."""
@@ -85,10 +82,8 @@ def history(past: History, all_panels: Sequence[Panel], width: float = PAGE) -> 
 
 def _title(past: History, shown: Sequence[Panel]) -> str:
     operators = " and ".join(dict.fromkeys(panel.key.case.operator for panel in shown))
-    if past.metric == MULTIPLIER:
-        against = " or ".join(dict.fromkeys(panel.key.against for panel in shown))
-        return f"{operators}, {past.phase}: time(variant) / time({against}) over the runs, lower is better"
-    return f"{operators}, {past.phase}: {captions.short_metric(past.metric)} over the runs"
+    against = " or ".join(dict.fromkeys(panel.key.against for panel in shown))
+    return f"{operators}, {past.phase}: time(variant) / time({against}) over the runs, lower is better"
 
 
 def _origin(past: History, shown: Sequence[Panel]) -> str:
@@ -102,14 +97,12 @@ def _origin(past: History, shown: Sequence[Panel]) -> str:
 def _draw(axes: Axes, past: History, panel: Panel, inches: float) -> None:
     runs = measured_in(past.panels[panel.key])
     indices = {run: index for index, run in enumerate(runs)}
-    column = quantity(past.metric).column
-    size, symbol = (1.0, "multiplier") if past.metric == MULTIPLIER else (column.size, column.symbol)
-    values = [point.value / size for series in panel.series for point in series.points]
+    values = [point.value for series in panel.series for point in series.points]
     style.log_axis(axes, "y", filter(style.is_drawable, values), 1.02)
     looks = style.looks(series.variant.name for series in panel.series)
     for series in panel.series:
-        _draw_line(axes, series, looks[series.variant.name], indices, size)
-    names = [(series.points[-1].value / size, series.variant.name) for series in panel.series]
+        _draw_line(axes, series, looks[series.variant.name], indices)
+    names = [(series.points[-1].value, series.variant.name) for series in panel.series]
     style.label_ends(axes, [style.Label(len(runs) - 1, y, name) for y, name in names], 0.4 * inches)
     most_dates = max(2, int(inches / 0.8))
     step = math.ceil(len(runs) / most_dates)
@@ -118,7 +111,7 @@ def _draw(axes: Axes, past: History, panel: Panel, inches: float) -> None:
     axes.set_xticks(ticked, [_date(past.runs[runs[index]]) for index in ticked])
     axes.set_xlim(-0.3, len(runs) - 0.7)
     axes.tick_params(axis="x", labelsize="x-small", length=0)
-    axes.set_ylabel(symbol)
+    axes.set_ylabel("multiplier")
 
 
 def _date(run: Run) -> str:
@@ -126,15 +119,12 @@ def _date(run: Run) -> str:
     return "\n".join(style.printable(line)[:10] for line in moment(run, "\n").split("\n"))
 
 
-def _draw_line(axes: Axes, series: Series, look: Look, indices: Mapping[int, int], size: float) -> None:
-    """Draw a series with its intervals and change points.
-
-    ``indices`` maps runs to positions on the x axis; values are drawn in units of ``size``.
-    """
+def _draw_line(axes: Axes, series: Series, look: Look, indices: Mapping[int, int]) -> None:
+    """Draw a series with its intervals and change points; ``indices`` maps runs to positions."""
     points = {indices[point.run]: point for point in series.points}
     axes.plot(
         range(len(indices)),
-        [points[index].value / size if index in points else math.nan for index in range(len(indices))],
+        [points[index].value if index in points else math.nan for index in range(len(indices))],
         color=look.color,
         marker=look.marker,
         linestyle=look.line,
@@ -142,10 +132,10 @@ def _draw_line(axes: Axes, series: Series, look: Look, indices: Mapping[int, int
     )
     for index, point in points.items():
         if point.low and point.high:
-            axes.vlines(index, point.low / size, point.high / size, color=look.color, linewidth=0.8)
+            axes.vlines(index, point.low, point.high, color=look.color, linewidth=0.8)
     for change in series.change_points:
         point = series.points[change.position]
-        at = indices[point.run], point.value / size
+        at = indices[point.run], point.value
         axes.plot(*at, **style.RING)
         axes.annotate(
             percentage(change.before, change.after),

@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 
-from esbench.report import captions
 from esbench.report.analysis.history import (
     MIN_RUNS,
-    MULTIPLIER,
     History,
     Key,
     Series,
@@ -15,7 +13,7 @@ from esbench.report.analysis.history import (
     source,
 )
 from esbench.report.tables.table import Block, Cell, Section, Table
-from esbench.units import format_multiplier, format_value
+from esbench.units import format_multiplier
 
 RULE = (
     "A change point is where the medians of two levels of at least 3 runs differ by more than the noise of "
@@ -46,11 +44,8 @@ def sections(history: History) -> list[Section]:
 
 
 def _title(history: History, key: Key) -> str:
-    if history.metric == MULTIPLIER:
-        description = f"time(variant) / time({key.against}), lower is better"
-    else:
-        description = captions.metric(history.metric)
-    return f"{key.case.operator}, {history.phase}: {description} (method {key.method})"
+    what = f"time(variant) / time({key.against}), lower is better"
+    return f"{key.case.operator}, {history.phase}: {what} (method {key.method})"
 
 
 def _table(history: History, series: Sequence[Series]) -> Table:
@@ -70,15 +65,11 @@ def _row(history: History, series: Series, runs: int) -> list[str]:
     return [
         series.key.case.label,
         str(count) if count == runs else f"{count} of {runs}",
-        _value(history.metric, first),
-        _value(history.metric, last) if count > 1 else "",
+        format_multiplier(first),
+        format_multiplier(last) if count > 1 else "",
         percentage(first, last) if count > 1 else "",
         _change_points_text(history, series),
     ]
-
-
-def _value(metric: str, number: float) -> str:
-    return format_multiplier(number) if metric == MULTIPLIER else format_value(metric, number)
 
 
 def _change_points_text(history: History, series: Series) -> str:
