@@ -284,7 +284,7 @@ def parse_run(path: Path, content: bytes) -> tuple[Run | None, list[Problem]]:
         header = _HEADER.decode(line)
     except (ValueError, RecursionError) as error:
         return None, [Problem(path, f"{error}; without its header the file holds no run", first)]
-    rows: dict[int, Row] = {}
+    rows: list[Row] = []
     device_peaks: list[DevicePeak] = []
     checkpoints: list[Checkpoint] = []
     end: RunEnd | None = None
@@ -309,11 +309,10 @@ def parse_run(path: Path, content: bytes) -> tuple[Run | None, list[Problem]]:
             case Checkpoint():
                 checkpoints.append(record)
             case _:
-                rows[number] = record
-    problems += _drop_repeated(path, rows)
+                rows.append(record)
     run = Run(
         header=header,
-        rows=_join_rows([*rows.values()]),
+        rows=_join_rows(rows),
         end=end,
         device_peaks=tuple(device_peaks),
         checkpoints=tuple(checkpoints),
@@ -354,18 +353,6 @@ def _check_times(record: object) -> None:
     for index, visits in enumerate(record.samples):
         if 0 in visits:
             raise ValueError(f"a call took 0 ns, so it was not timed - at `$.samples[{index}]`")
-
-
-def _drop_repeated(path: Path, rows: dict[int, Row]) -> Iterator[Problem]:
-    """Drop measurements that an earlier line has as well; yield a problem for each."""
-    first_lines: dict[object, int] = {}
-    for number, row in [*rows.items()]:
-        if isinstance(row, Measurement):
-            key = (row.variant, row.case, row.phase, row.metric, row.method, row.group)
-            if (first := first_lines.setdefault(key, number)) != number:
-                del rows[number]
-                message = f"the same measurement as in line {first}: this line is left out; delete it"
-                yield Problem(path, message, number)
 
 
 def _join_rows(rows: list[Row]) -> tuple[Row, ...]:

@@ -69,13 +69,6 @@ ROWS = st.builds(
 )
 
 
-def measurement_key(row: Measurement | Skipped) -> object:
-    """Return the key of a measurement, which is unique in a run."""
-    if isinstance(row, Measurement):
-        return row.variant, row.case, row.phase, row.metric, row.method, row.group
-    return id(row)
-
-
 ENDS = st.builds(RunEnd, status=st.sampled_from(["complete", "interrupted", "failed"]), wall_s=NUMBERS)
 IN_TMP_PATH = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -95,7 +88,7 @@ def write(tmp_path: Path, content: bytes) -> Path:
     return path
 
 
-@given(rows=st.lists(ROWS, max_size=4, unique_by=measurement_key), end=st.none() | ENDS)
+@given(rows=st.lists(ROWS, max_size=4), end=st.none() | ENDS)
 def test_round_trip(rows: list[Measurement | Skipped], end: RunEnd | None) -> None:
     """Any records that are written are read back equal, without problems."""
     header = synthetic.header()
@@ -110,7 +103,7 @@ def test_round_trip(rows: list[Measurement | Skipped], end: RunEnd | None) -> No
 
 
 @IN_TMP_PATH
-@given(rows=st.lists(ROWS, min_size=1, max_size=3, unique_by=measurement_key), data=st.data())
+@given(rows=st.lists(ROWS, min_size=1, max_size=3), data=st.data())
 def test_truncation_keeps_finished_rows(
     tmp_path: Path, rows: list[Measurement | Skipped], data: st.DataObject
 ) -> None:
@@ -271,17 +264,6 @@ def test_a_file_that_is_lost_during_the_run_is_an_error(tmp_path: Path) -> None:
                 with pytest.raises(UserError, match=rf"{words} while .*: run again"):
                     action()
             assert (writer.path.read_bytes() if writer.path.exists() else None) == before
-
-
-def test_a_duplicate_measurement_is_reported(tmp_path: Path) -> None:
-    """The first one is read, whatever the samples of the second; those of other groups are not the same."""
-    again = msgspec.structs.replace(ROW, samples=((3.0,),))
-    others = [msgspec.structs.replace(again, group=1), msgspec.structs.replace(again, method="other")]
-    run, (problem,) = read_run(write(tmp_path, lines(synthetic.header(), ROW, *others, again, END)))
-    assert run is not None
-    assert run.rows == (ROW, *others)
-    assert str(problem).endswith(":5: the same measurement as in line 2: this line is left out; delete it")
-    assert problem.lost
 
 
 def test_run_ids_sort_by_time() -> None:
