@@ -41,7 +41,7 @@ from impls.kernels import (
 )
 from impls.kernels.launches import SIGMA, Launch, Operands
 from impls.kernels.machine_code import code_of, resource_usage
-from impls.kernels.optional_triton import triton
+from impls.kernels.optional_triton import TensorDescriptor, triton
 
 CAPABILITIES = (80, 90)
 """Compute capabilities that kernels are compiled for: 90 is 9.0."""
@@ -126,6 +126,7 @@ class Check(NamedTuple):
 
         Raises:
             triton.TritonError: the kernel does not compile.
+            TypeError: it could not be launched.
         """
         from triton.backends.compiler import GPUTarget  # noqa: PLC0415  triton need not be there
         from triton.runtime import driver  # noqa: PLC0415  triton need not be there
@@ -159,6 +160,11 @@ class Check(NamedTuple):
         finally:
             settings.allow_tf32 = before
         binary, arguments, grid = launches_seen[0]
+        for name, value in arguments.items():
+            if isinstance(value, tuple) and any(isinstance(each, TensorDescriptor) for each in value):
+                raise TypeError(
+                    f"{name} is a tuple with a descriptor, which Triton compiles but cannot launch"
+                )
         cubin = binary.asm["cubin"]
         registers, spilled = resource_usage(cubin)
         code = code_of(cubin, binary.asm["ttir"])

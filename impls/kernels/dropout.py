@@ -63,10 +63,10 @@ def load_factors(factors, repeats, repeat, mask_m, ACC: tl.constexpr):
 
 
 @triton.jit
-def drop_inputs(a, out, operands, start_m, start, channels, OPTIONS: tl.constexpr, ACC: tl.constexpr):
-    """Multiply a tile of rows by the factors of its channels; ``kept`` [members, i] is 0 for dropped ones."""
-    kept, factors, _, repeats = operands
-    is_kept = load_of_members(kept, out, start_m, start, channels, channels, a, OPTIONS[0]) != 0
+def drop_inputs(a, out, stored, operands, start_m, start, channels, OPTIONS: tl.constexpr, ACC: tl.constexpr):
+    """Multiply a tile of rows by the factors of channels; ``stored`` [members, i] is 0 for dropped ones."""
+    factors, _, repeats = operands
+    is_kept = load_of_members(stored[0], out, start_m, start, channels, channels, a, OPTIONS[0]) != 0
     if factors is not None:
         offs_m = start_m + tl.arange(0, a.shape[0])
         repeat, _, _ = row_to_member(offs_m, out.members, out.positions)
@@ -78,17 +78,19 @@ def drop_inputs(a, out, operands, start_m, start, channels, OPTIONS: tl.constexp
 
 @triton.jit
 def scale_kept(
-    acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr  # noqa: ARG001  as every LAST
+    acc, out, stored, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr  # noqa: ARG001  as every LAST
 ):  # fmt: skip
     """Multiply the product of the kept channels by their factor."""
-    return acc * operands[2]
+    return acc * operands[1]
 
 
 @triton.jit
-def drop_outputs(acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr):
-    """Multiply outputs by their factors; ``kept`` [members, o] is 0 for dropped ones."""
-    kept, factors, on, repeats = operands
-    is_kept = load_of_members(kept, out, start_m, start_n, out.outputs, out.outputs, acc, OPTIONS[0]) != 0
+def drop_outputs(acc, out, stored, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr):
+    """Multiply outputs by their factors; ``stored`` [members, o] is 0 for dropped ones."""
+    factors, on, repeats = operands
+    is_kept = (
+        load_of_members(stored[0], out, start_m, start_n, out.outputs, out.outputs, acc, OPTIONS[0]) != 0
+    )
     if factors is not None:
         offs_m = start_m + tl.arange(0, acc.shape[0])
         repeat, _, _ = row_to_member(offs_m, out.members, out.positions)
@@ -134,10 +136,10 @@ def dropout_product(
     tiling = select_tiling(name, gemm, tiling, default)
     described = gemm.describe_members(masks, tiling, tiling.block_k if is_inputs else None)
     factors, factor = gate_arguments(on, off, x)
-    operands = (described, factors, factor, len(x))
+    operands = (factors, factor, len(x))
     functions = {"INPUT": drop_inputs, "LAST": scale_kept if factors is None else None}
     return gemm.launch(
-        tiling, operands, OPTIONS=(not isinstance(described, Tensor),),
+        tiling, operands, stored=[described], OPTIONS=(not isinstance(described, Tensor),),
         **functions if is_inputs else {"LAST": drop_outputs},
     )  # fmt: skip
 

@@ -40,18 +40,18 @@ TILING = Tiling(block_m=128, block_n=256, block_k=64, group_m=8, num_warps=8, nu
 
 @triton.jit
 def flip_inputs(
-    a, out, operands, start_m, start, channels, OPTIONS: tl.constexpr, ACC: tl.constexpr  # noqa: ARG001  as every INPUT
+    a, out, stored, operands, start_m, start, channels, OPTIONS: tl.constexpr, ACC: tl.constexpr  # noqa: ARG001  as every INPUT
 ):  # fmt: skip
     """Multiply a tile of rows by its members' signs [members, i]."""
-    return flip_signs(a, load_of_members(operands[2], out, start_m, start, channels, channels, a, OPTIONS[0]))
+    return flip_signs(a, load_of_members(stored[0], out, start_m, start, channels, channels, a, OPTIONS[0]))
 
 
 @triton.jit
-def scale_and_flip(acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr):
+def scale_and_flip(acc, out, stored, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr):
     """Multiply the product with the core by the noise scale and by the members' signs [members, o]."""
-    acc = scale_rows(acc, out, operands, start_m, start_n, OPTIONS, ACC)
+    acc = scale_rows(acc, out, stored, operands, start_m, start_n, OPTIONS, ACC)
     return flip_signs(
-        acc, load_of_members(operands[3], out, start_m, start_n, out.outputs, out.outputs, acc, OPTIONS[1])
+        acc, load_of_members(stored[1], out, start_m, start_n, out.outputs, out.outputs, acc, OPTIONS[1])
     )
 
 
@@ -89,7 +89,7 @@ def flipped_product(
         for signs, columns in ((inputs, tiling.block_k), (outputs, tiling.block_n))
     ]
     return gemm.launch(
-        tiling, (*noise_scale(sigma, x), *described), second=(x, core),
+        tiling, noise_scale(sigma, x), stored=described, second=(x, core),
         FIRST=scale_rows if outputs is None else scale_and_flip,
         INPUT=None if inputs is None else flip_inputs,
         OPTIONS=tuple(not isinstance(signs, Tensor) for signs in described),

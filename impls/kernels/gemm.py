@@ -14,6 +14,7 @@ and ``offs_k`` are rows, outputs and channels, and ``mask_m`` and ``mask_n`` are
 that exist.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -38,18 +39,14 @@ ROW_BYTES = 256
 
 
 class Pair(NamedTuple):
-    """Two operands of a product in a kernel: rows and weights, multiplied along their channels.
+    """Sizes of two operands of a product in a kernel: rows and weights, multiplied along their channels.
 
     Attributes:
-        rows: descriptor of [rows, i], or a pointer to x [r, m, p, i].
-        weight: descriptor of [o, i], or a pointer to it; i is contiguous.
         channels: i.
         stride_r: stride of repeats of x, and likewise of members, positions and channels.
         stride_o: stride of the weight's outputs.
     """
 
-    rows: Any
-    weight: Any
     channels: int
     stride_r: int
     stride_m: int
@@ -59,10 +56,9 @@ class Pair(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a kernel writes, and the sizes of all its operands.
+    """Sizes of what a kernel writes.
 
     Attributes:
-        y: descriptor of [rows, o], or a pointer to y [r, m, p, o].
         rows: of all members.
         outputs: o.
         members: m.
@@ -72,7 +68,6 @@ class Output(NamedTuple):
         tiles_n: tiles of outputs.
     """
 
-    y: Any
     rows: int
     outputs: int
     members: int
@@ -134,15 +129,13 @@ class Gemm(NamedTuple):
         return describe(values.flatten(1), tiling.block_m, columns) or values
 
     def output(self, tiling: Tiling) -> Output:
-        """Return the output as an argument of a kernel, with a pointer to y."""
+        """Return the sizes of the output as an argument of a kernel."""
         tiles = -(-self.rows // tiling.block_m), -(-self.weight.shape[0] // tiling.block_n)
         for count in (tiles[0] * tiling.block_m, tiles[0] * tiles[1]):
             grid_of(count)  # kernels count rows and tiles in int32
         _, members, positions, outputs = self.y.shape
         stride_r, stride_m, stride_p, stride_o = self.y.stride()
-        return Output(
-            self.y, self.rows, outputs, members, positions, stride_r, stride_m, stride_p, stride_o, *tiles
-        )
+        return Output(self.rows, outputs, members, positions, stride_r, stride_m, stride_p, stride_o, *tiles)
 
     def launch(
         self,
@@ -150,6 +143,7 @@ class Gemm(NamedTuple):
         operands: Sequence[Any] = (),
         *more: int | Tensor,
         kernel: Any = None,  # noqa: ANN401  Triton's functions have no type
+        stored: Sequence[Tensor | TensorDescriptor | None] = (),
         second: tuple[Tensor, Tensor] | None = None,
         columns: int | None = None,
         reserved: int = 0,
@@ -160,7 +154,8 @@ class Gemm(NamedTuple):
         Args:
             tiling: tile sizes.
             operands: of the functions in ``constants``.
-            more: arguments of the kernel after its pairs of operands.
+            more: arguments of the kernel after its operands.
+            stored: at most two further operands of the functions, which may be descriptors.
             kernel: by default :func:`product_kernel`.
             second: rows [r, m, p, k] and a weight [o, k], both with contiguous channels, whose product is a
                 part of y.
@@ -175,26 +170,25 @@ class Gemm(NamedTuple):
         columns = min(columns or self.columns, tiling.block_n)
         pairs = [(self.x, self.weight), *([second] if second else [])]
         described = [
-            (
-                describe(rows, tiling.block_m, tiling.block_k),
-                describe(weight, tiling.block_n, tiling.block_k),
-            )
-            for rows, weight in pairs
+            describe(self.y, tiling.block_m, columns),
+            *(
+                describe(matrix, rows, tiling.block_k)
+                for pair in pairs
+                for matrix, rows in zip(pair, (tiling.block_m, tiling.block_n), strict=True)
+            ),
         ]
-        y = describe(self.y, tiling.block_m, columns)
-        has_descriptors = y is not None and not any(None in pair for pair in described)
-        factors = [
-            pair_of(rows, weight, *(descriptors if has_descriptors else (rows, weight)))
-            for (rows, weight), descriptors in zip(pairs, described, strict=True)
-        ]
+        has_descriptors = None not in described
+        matrices: Sequence[Any] = described if has_descriptors else [self.y, *itertools.chain(*pairs)]
+        sizes = [pair_of(*pair) for pair in pairs]
+        missing = [None] * 2
         constants = {"OPTIONS": (), "FLATTEN": second is None, **constants}
         constants["FLATTEN"] &= not is_before_hopper(self.x.device)  # there it takes too many registers
         if kernel is None:
             kernel, constants = product_kernel, {"FIRST": None, "INPUT": None, "LAST": None, **constants}
         with torch.cuda.device_of(self.x):
             kernel[programs_of(tiles.tiles_m * tiles.tiles_n, tiling.programs, self.x.device)](
-                tiles._replace(y=y) if has_descriptors else tiles, factors[0],
-                factors[1] if second else None, tuple(operands), *more,
+                *(*matrices, *missing)[:5], *(*stored, *missing)[:2],
+                tiles, sizes[0], sizes[1] if second else None, tuple(operands), *more,
                 DESCRIPTORS=has_descriptors, COLUMNS=columns, ACC=accumulator_dtype(dtype),
                 PRECISION=input_precision(dtype), **constants,
                 **{**tiling.options, **tiling.register_limit(reserved)},
@@ -233,12 +227,10 @@ def empty_aligned(shape: Sequence[int], like: Tensor) -> Tensor:
     return padded[..., :width]
 
 
-def pair_of(rows: Tensor, weight: Tensor, read_rows: Any, read_weight: Any) -> Pair:  # noqa: ANN401  tensors or descriptors
-    """Return rows [r, m, p, i] and weight [o, i] as an argument of a kernel, which reads the last two."""
+def pair_of(rows: Tensor, weight: Tensor) -> Pair:
+    """Return the sizes of rows [r, m, p, i] and a weight [o, i] as an argument of a kernel."""
     stride_r, stride_m, stride_p, stride_i = rows.stride()
-    return Pair(
-        read_rows, read_weight, weight.shape[1], stride_r, stride_m, stride_p, stride_i, weight.stride(0)
-    )
+    return Pair(weight.shape[1], stride_r, stride_m, stride_p, stride_i, weight.stride(0))
 
 
 def can_begin_early(device: torch.device) -> bool:
@@ -466,9 +458,9 @@ def load_of_members(values, out, start_m, start, end, width, like, IS_DESCRIBED:
 
 @triton.jit
 def scale_rows(
-    acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr  # noqa: ARG001  as every FIRST
+    acc, out, stored, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr  # noqa: ARG001  as every FIRST
 ):  # fmt: skip
-    """Multiply rows of acc [m, n] by the noise scale of their repeat, the first two ``operands``."""
+    """Multiply rows of acc [m, n] by the noise scale of their repeat, the two ``operands``."""
     offs_m = start_m + tl.arange(0, acc.shape[0])
     repeat, _, _ = row_to_member(offs_m, out.members, out.positions)
     return acc * load_sigma(operands[0], operands[1], repeat, offs_m < out.rows, ACC)[:, None]
@@ -476,30 +468,31 @@ def scale_rows(
 
 @triton.jit
 def multiply(
-    acc, pair, out, operands, start_m, start_n, INPUT: tl.constexpr, OPTIONS: tl.constexpr,
+    acc, x, weight, pair, out, stored, operands, start_m, start_n, INPUT: tl.constexpr, OPTIONS: tl.constexpr,
     DESCRIPTORS: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Add a tile's product of a pair to ``acc`` [m, n].
 
     INPUT, if it is not None, is a function that changes a tile of rows before it is multiplied: it takes the
-    tile [m, k], ``out``, ``operands``, its first row and channel, the number of channels, OPTIONS and ACC.
+    tile [m, k], ``out``, ``stored``, ``operands``, its first row and channel, the number of channels, OPTIONS
+    and ACC.
     """
     offs_m, offs_n = start_m + tl.arange(0, BLOCK_M), start_n + tl.arange(0, BLOCK_N)
     repeat, member, position = row_to_member(offs_m, out.members, out.positions)
     for start in range(0, pair.channels, BLOCK_K):
         offs_k = start + tl.arange(0, BLOCK_K)
         if DESCRIPTORS:
-            a = pair.rows.load([start_m, start])
-            b = pair.weight.load([start_n, start]).T
+            a = x.load([start_m, start])
+            b = weight.load([start_n, start]).T
         else:
-            x = pair.rows + repeat * pair.stride_r + member * pair.stride_m + position * pair.stride_p
+            x_rows = x + repeat * pair.stride_r + member * pair.stride_m + position * pair.stride_p
             a, b = load_operands(
-                x, pair.stride_i, offs_m < out.rows, pair.weight, pair.stride_o,
+                x_rows, pair.stride_i, offs_m < out.rows, weight, pair.stride_o,
                 offs_n, offs_n < out.outputs, offs_k, pair.channels,
             )  # fmt: skip
         if INPUT is not None:
-            a = INPUT(a, out, operands, start_m, start, pair.channels, OPTIONS, ACC)
+            a = INPUT(a, out, stored, operands, start_m, start, pair.channels, OPTIONS, ACC)
         acc = tl.dot(a, b, acc=acc, out_dtype=ACC, input_precision=PRECISION)
     return acc
 
@@ -515,14 +508,14 @@ def split_columns(values, PARTS: tl.constexpr):
 
 
 @triton.jit
-def store_tile(acc, out, start_m, start_n, DESCRIPTORS: tl.constexpr):
+def store_tile(acc, y, out, start_m, start_n, DESCRIPTORS: tl.constexpr):
     """Write ``acc`` [m, n] to y."""
     offs_m, offs_n = start_m + tl.arange(0, acc.shape[0]), start_n + tl.arange(0, acc.shape[1])
     if DESCRIPTORS:
-        out.y.store([start_m, start_n], acc.to(out.y.dtype))
+        y.store([start_m, start_n], acc.to(y.dtype))
     else:
         repeat, member, position = row_to_member(offs_m, out.members, out.positions)
-        y = out.y + repeat * out.stride_r + member * out.stride_m + position * out.stride_p
+        y += repeat * out.stride_r + member * out.stride_m + position * out.stride_p
         mask = (offs_m < out.rows)[:, None] & (offs_n < out.outputs)[None, :]
         y = y[:, None] + offs_n.to(tl.int64)[None, :] * out.stride_o
         tl.store(y, acc.to(y.dtype.element_ty), mask=mask)
@@ -530,7 +523,7 @@ def store_tile(acc, out, start_m, start_n, DESCRIPTORS: tl.constexpr):
 
 @triton.jit
 def product_kernel(
-    out, pair, second, operands,
+    y, x, weight, second_x, second_weight, stored, more_stored, out, pair, second, operands,
     FIRST: tl.constexpr, INPUT: tl.constexpr, LAST: tl.constexpr, OPTIONS: tl.constexpr,
     DESCRIPTORS: tl.constexpr, COLUMNS: tl.constexpr, FLATTEN: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
@@ -542,13 +535,22 @@ def product_kernel(
     written, the first operands of the next one are being loaded.
 
     Args:
-        out: what is written.
-        pair: rows and shared weight.
-        second: None, or further rows and weight, whose product is added first, before FIRST.
-        operands: a tuple for the functions.
-        FIRST: None, or a function that changes the product of ``second``: takes acc [m, n], ``out``,
-            ``operands``, the tile's first row and output, OPTIONS and ACC, and returns acc.
-        INPUT: None, or a function that changes tiles of rows, of ``second`` if there is one, see
+        y: descriptor of [rows, o], or a pointer to y [r, m, p, o]. Descriptors are arguments of their own, as
+            Triton cannot launch a kernel with one in a tuple.
+        x: descriptor of [rows, i], or a pointer to x [r, m, p, i].
+        weight: the shared weight: descriptor of [o, i], or a pointer to it; i is contiguous.
+        second_x: None, or further rows, whose product with ``second_weight`` is added first, before FIRST.
+        second_weight: None, or their weight.
+        stored: None, or what the functions load: a descriptor or a pointer.
+        more_stored: likewise.
+        out: sizes of y.
+        pair: sizes of x and the weight.
+        second: None, or sizes of further rows and their weight.
+        operands: a tuple of other operands of the functions.
+        FIRST: None, or a function that changes the product of ``second``: takes acc [m, n], ``out``, a
+            tuple of both ``stored``, ``operands``, the tile's first row and output, OPTIONS and ACC, and
+            returns acc.
+        INPUT: None, or a function that changes tiles of rows, of ``second_x`` if there is one, see
             :func:`multiply`.
         LAST: None, or a function like FIRST for COLUMNS columns of the complete sum.
         OPTIONS: a tuple of numbers for the functions.
@@ -562,18 +564,19 @@ def product_kernel(
         BLOCK_N: outputs of a tile.
         BLOCK_K: channels that are multiplied at once.
     """
+    stored = (stored, more_stored)
     for pid in tl.range(tl.program_id(0), out.tiles_m * out.tiles_n, tl.num_programs(0), flatten=FLATTEN):
         pid_m, pid_n = tile_index(pid, out.tiles_m, out.tiles_n, GROUP_M)
         start_m, start_n = pid_m * BLOCK_M, pid_n * BLOCK_N
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
         if second is not None:
             acc = multiply(
-                acc, second, out, operands, start_m, start_n,
+                acc, second_x, second_weight, second, out, stored, operands, start_m, start_n,
                 INPUT, OPTIONS, DESCRIPTORS, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
             )  # fmt: skip
-            acc = FIRST(acc, out, operands, start_m, start_n, OPTIONS, ACC)
+            acc = FIRST(acc, out, stored, operands, start_m, start_n, OPTIONS, ACC)
         acc = multiply(
-            acc, pair, out, operands, start_m, start_n,
+            acc, x, weight, pair, out, stored, operands, start_m, start_n,
             INPUT if second is None else None, OPTIONS, DESCRIPTORS, ACC, PRECISION,
             BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
@@ -581,5 +584,5 @@ def product_kernel(
         for index in tl.static_range(BLOCK_N // COLUMNS):
             part, first_n = parts[index], start_n + index * COLUMNS
             if LAST is not None:
-                part = LAST(part, out, operands, start_m, first_n, OPTIONS, ACC)
-            store_tile(part, out, start_m, first_n, DESCRIPTORS)
+                part = LAST(part, out, stored, operands, start_m, first_n, OPTIONS, ACC)
+            store_tile(part, y, out, start_m, first_n, DESCRIPTORS)

@@ -106,15 +106,17 @@ def hadamard_rows_kernel(
 
 
 @triton.jit
-def add_rows(acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr):
+def add_rows(
+    acc, out, stored, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr  # noqa: ARG001  as every LAST
+):  # fmt: skip
     """Add a tile of [rows, o] to acc [m, n]."""
     if OPTIONS[1]:
         tl.extra.cuda.gdc_wait()
     if OPTIONS[0]:
-        return acc + operands[0].load([start_m, start_n]).to(ACC)
+        return acc + stored[0].load([start_m, start_n]).to(ACC)
     else:  # noqa: RET505  the compiler takes no early return here
         offs_m, offs_n = start_m + tl.arange(0, acc.shape[0]), start_n + tl.arange(0, acc.shape[1])
-        rows = operands[0] + offs_m.to(tl.int64) * out.outputs
+        rows = stored[0] + offs_m.to(tl.int64) * out.outputs
         return acc + load_x(rows, 1, offs_m < out.rows, offs_n, out.outputs).to(ACC)
 
 
@@ -187,8 +189,8 @@ def hadamard_product(
     described = describe(noise, tiling.block_m, columns)
     waits = can_begin_early(x.device)
     return gemm.launch(
-        tiling, (described or noise,), LAST=add_rows, OPTIONS=(described is not None, waits), columns=columns,
-        launch_pdl=waits,
+        tiling, stored=[described or noise], LAST=add_rows, OPTIONS=(described is not None, waits),
+        columns=columns, launch_pdl=waits,
     )  # fmt: skip
 
 

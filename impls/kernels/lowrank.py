@@ -57,9 +57,9 @@ def add_rank(
 
 
 @triton.jit
-def add_up(acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr):
+def add_up(acc, out, stored, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr):
     """Add to acc [m, n] the product of x . down [rows, rank] with the stored ``up`` [members, rank * o]."""
-    x_down, up = operands
+    up, x_down = stored[0], operands[0]
     rank: tl.constexpr = OPTIONS[0]
     if OPTIONS[2]:
         tl.extra.cuda.gdc_wait()
@@ -103,8 +103,8 @@ def low_rank_product(
     is_unrolled = rank <= UNROLLED and not is_before_hopper(x.device)
     options = rank, not isinstance(values, Tensor), waits, is_unrolled
     return gemm.launch(
-        tiling, (x_down, values), LAST=add_up, OPTIONS=options, FLATTEN=is_unrolled, columns=columns,
-        launch_pdl=waits,
+        tiling, (x_down,), stored=[values], LAST=add_up, OPTIONS=options, FLATTEN=is_unrolled,
+        columns=columns, launch_pdl=waits,
     )  # fmt: skip
 
 

@@ -178,7 +178,9 @@ def _draw_elements(
 
 
 @triton.jit
-def add_drawn_up(acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr):
+def add_drawn_up(
+    acc, out, stored, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr  # noqa: ARG001  as every LAST
+):  # fmt: skip
     """Add to acc [m, n] the product of x . down [rows, rank] with ``up``, which is drawn.
 
     An image is all positions of one member in one repeat. ``up`` is drawn once for each of the images that a
@@ -215,15 +217,17 @@ def add_drawn_up(acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, AC
 
 @triton.jit(do_not_specialize=COUNTERS)
 def drawn_up_kernel(
-    out, pair, second, operands, key0, key1, layer, draw, first_member,
+    y, x, weight, second_x, second_weight, stored, more_stored, out, pair, second, operands,
+    key0, key1, layer, draw, first_member,
     OPTIONS: tl.constexpr, DESCRIPTORS: tl.constexpr, COLUMNS: tl.constexpr, FLATTEN: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Multiply rows and end with :func:`add_drawn_up`; operands are x . down and the weight."""
-    x_down, weight = operands
+    x_down, like = operands
     product_kernel(
-        out, pair, second, (x_down, weight, key0, key1, layer, draw, first_member),
+        y, x, weight, second_x, second_weight, stored, more_stored, out, pair, second,
+        (x_down, like, key0, key1, layer, draw, first_member),
         None, None, add_drawn_up, OPTIONS, DESCRIPTORS, COLUMNS, FLATTEN,
         ACC, PRECISION, GROUP_M, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip

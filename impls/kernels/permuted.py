@@ -106,7 +106,7 @@ def gather_channels(x: Tensor, picks: Tensor, sigma: float | Tensor = 1.0) -> Te
 
 @triton.jit
 def wait_for_picks(
-    acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr  # noqa: ARG001  as every FIRST
+    acc, out, stored, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr  # noqa: ARG001  as every FIRST
 ):  # fmt: skip
     """Wait for the kernel before this one, where it may still run."""
     if OPTIONS[0]:

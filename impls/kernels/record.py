@@ -117,7 +117,7 @@ def _step_bytes(arguments: Mapping[str, Any]) -> int:
     if len(sizes) < 3:  # noqa: PLR2004  rows, columns and channels
         return 0
     block_m, block_n, block_k = sizes
-    operand = next(_tensors(arguments[name] for name in ("pair", "left", "x") if name in arguments))
+    operand = next(_tensors(arguments[name] for name in ("left", "x") if name in arguments))
     element_bytes = 1 if operand.dtype is torch.int32 else operand.itemsize  # a word of four signs
     return (block_m + block_n) * block_k * element_bytes
 

@@ -61,12 +61,12 @@ def add_column(
 
 
 @triton.jit
-def add_columns(acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr):
+def add_columns(acc, out, stored, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC: tl.constexpr):
     """Add sigma sum_j x[column_j] v_j to the rows of acc [m, n].
 
-    ``columns`` [members, k] has each member's column_j, and ``values`` [members, k * o] its v_j.
+    ``columns`` [members, k] has each member's column_j, and ``stored`` [members, k * o] its v_j.
     """
-    pointer, stride_r, stride_m, stride_p, stride_i, columns, values, sigmas, sigma = operands
+    pointer, stride_r, stride_m, stride_p, stride_i, columns, sigmas, sigma = operands
     k: tl.constexpr = OPTIONS[0]
     is_described: tl.constexpr = OPTIONS[1]
     offs_m = start_m + tl.arange(0, acc.shape[0])
@@ -77,14 +77,14 @@ def add_columns(acc, out, operands, start_m, start_n, OPTIONS: tl.constexpr, ACC
     if k <= MAX_UNROLLED:
         for j in tl.static_range(k):
             acc = add_column(
-                acc, out, pointer, stride_i, member, mask_m, columns, values, scale, j, start_m, start_n,
+                acc, out, pointer, stride_i, member, mask_m, columns, stored[0], scale, j, start_m, start_n,
                 k, is_described, ACC,
             )  # fmt: skip
     else:
         # If this loop were unrolled, the loads of all columns would be in registers at the same time.
         for j in tl.range(0, k, num_stages=1):
             acc = add_column(
-                acc, out, pointer, stride_i, member, mask_m, columns, values, scale, j, start_m, start_n,
+                acc, out, pointer, stride_i, member, mask_m, columns, stored[0], scale, j, start_m, start_n,
                 k, is_described, ACC,
             )  # fmt: skip
     return acc
@@ -117,9 +117,10 @@ def sparse_product(
         )
     tiling = select_tiling("sparse", gemm, tiling, TILING.keep_warps(x.dtype), count)
     described = gemm.describe_members(values, tiling)
-    operands = (x, *x.stride(), columns, described, *noise_scale(sigma, x))
+    operands = (x, *x.stride(), columns, *noise_scale(sigma, x))
     return gemm.launch(
-        tiling, operands, LAST=add_columns, OPTIONS=(count, not isinstance(described, Tensor)),
+        tiling, operands, stored=[described], LAST=add_columns,
+        OPTIONS=(count, not isinstance(described, Tensor)),
         FLATTEN=count <= MAX_UNROLLED.value,
     )  # fmt: skip
 
