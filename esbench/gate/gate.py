@@ -125,7 +125,9 @@ class Gate:
         )
 
     def replicates(self, look: int, count: int, names: Collection[str]) -> Iterator[Replicate]:
-        """Yield the set-ups of ``count`` replicates of these cells and controls, from fresh processes.
+        """Measure ``count`` more replicates of these cells and controls; yield one message for each set-up.
+
+        A replicate is one set-up in both arms or, with ``per_pair``, that many in a pair of processes.
 
         Raises:
             WorkerError: not all were measured.

@@ -204,8 +204,8 @@ class ArmRunner:
                 workload.enter(cell.phase)
                 call, inputs = workload.phases[cell.phase], workload.inputs
             else:
-                more = CONTROLS[control_of(name)] if self.arm == "head" else 0
-                call = control_work(round(CONTROL_UNITS * (1 + more)), self.orders.device)
+                extra_work = CONTROLS[control_of(name)] if self.arm == "head" else 0
+                call = control_work(round(CONTROL_UNITS * (1 + extra_work)), self.orders.device)
             self._call = self._clock.prepare(call, max(1, len(inputs)))
         self._renew = InputRenewal(inputs)
 

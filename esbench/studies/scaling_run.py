@@ -120,8 +120,8 @@ def _merge(size: tuple[int, int], ranks: Sequence[dict[str, Any]]) -> Cell:
 
 
 @dataclass
-class Wire:
-    """The collectives of this process: bytes of their tensors, and nanoseconds in them."""
+class Collectives:
+    """The collectives that this process has called: bytes of their tensors, and nanoseconds in them."""
 
     sizes: list[int] = field(default_factory=list)
     waits_ns: list[int] = field(default_factory=list)
@@ -195,18 +195,18 @@ def _work(rank: int, ranks: int, port: int, folder: Path, plan: Plan) -> None:
 
 
 def _visit(record: dict[str, list[Any]], step: Callable[[int], None], numbers: range, device: str) -> None:
-    """Time some steps of a cell."""
-    synchronize: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else bool
+    """Time some steps of a cell, and add their times, and those of the collectives in them, to its record."""
+    synchronize: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else lambda: None
     times, waits = [], []
     for number in numbers:
-        wire = Wire()
-        with wire.watched():
+        collectives = Collectives()
+        with collectives.watched():
             synchronize()
             start = time.perf_counter_ns()
             step(number)
             synchronize()
             times.append(time.perf_counter_ns() - start)
-        waits.append(sum(wire.waits_ns))
-        record["collectives"] = wire.sizes
+        waits.append(sum(collectives.waits_ns))
+        record["collectives"] = collectives.sizes  # the same in every step
     record["steps"].append(times)
     record["waits"].append(waits)

@@ -240,18 +240,18 @@ def block_dropout_product(
 ) -> Tensor:
     """Multiply each row by the blocks of W that its member's group keeps, into ``y``, which is returned.
 
-    Kept blocks have the factor ``on`` and dropped ones ``off``, numbers or [r], one for each repeat. Other
-    arguments are those of all launchers, see :mod:`impls.kernels.gemm`. For rows that keep fractions q_i of
-    inputs and q_o of outputs:
+    ``cuts`` divide outputs and inputs into at most 16 blocks each. ``changes`` [groups, output blocks, input
+    blocks] are -1 where a group drops either block, and larger where it keeps both. Member j is in group
+    (``first`` + j) modulo the number of groups. Kept blocks have the factor ``on`` and dropped ones ``off``,
+    numbers or [r], one for each repeat. Other arguments are those of all launchers, see
+    :mod:`impls.kernels.gemm`.
+
+    For rows that keep fractions q_i of inputs and q_o of outputs:
 
     * bytes: e R (q_i i + o) and at most e i o; x and W are reread from cache for each tile of the other
       axis.
     * flops: 2 R q_i q_o i o on tensor cores, where blocks are whole tiles; 2 R i o for rows whose dropped
       blocks have a factor.
-
-    ``changes`` [groups, output blocks, input blocks] are -1 where either block is off, and larger where both
-    are on; ``cuts`` are the blocks of outputs and of inputs, at most 16. Member j is in group (``first`` + j)
-    modulo the number of groups.
     """
     gemm = gemm_of(x, weight, y)
     out, inner = cuts
@@ -265,12 +265,12 @@ def block_dropout_product(
         return y
     repeats, members, positions, _ = x.shape
     groups = len(changes)
-    largest = repeats * -(-members // groups) * positions
+    group_rows = repeats * -(-members // groups) * positions
     tiling = select_tiling(
         "dropped blocks", gemm, tiling, default_tiling(x.dtype), out.blocks, inner.blocks, groups
     )
-    tiling = tiling.clip(largest, *weight.shape)
-    group_tiles, column_tiles = -(-largest // tiling.block_m), -(-weight.shape[0] // tiling.block_n)
+    tiling = tiling.clip(group_rows, *weight.shape)
+    group_tiles, column_tiles = -(-group_rows // tiling.block_m), -(-weight.shape[0] // tiling.block_n)
     grid_of(groups, group_tiles, tiling.block_m)  # kernels count rows in int32
     described = describe_groups(gemm, groups, cuts, tiling)
     has_descriptors = None not in described

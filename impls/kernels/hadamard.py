@@ -78,7 +78,8 @@ def hadamard_rows_kernel(
 ):  # fmt: skip
     """Write the noise [rows, o] of tiles of ROWS rows of A * B channels.
 
-    Programs compute them one after another, or with ONCE one tile each.
+    ``right`` and ``left`` are H_B and H_A of the module's docstring. With ONCE each program computes one
+    tile, otherwise several one after another; with EARLY the product's kernel may start beside this one.
     """
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()

@@ -301,7 +301,7 @@ class BlockStream(NoiseStream):
         fill: Callable[..., Tensor],
         *limits: object,
     ) -> Tensor:
-        """Draw [m, *shape] with a method of torch that fills a tensor in place, called with ``limits``."""
+        """Draw [m, *shape] with ``fill(tensor, *limits)``, a method of torch that fills a tensor in place."""
         values = self._empty((len(self.members), *shape), dtype)
         if self.device.type == "meta":
             return values
@@ -312,7 +312,7 @@ class BlockStream(NoiseStream):
             )
         if torch.compiler.is_dynamo_compiling():
             return torch.compiler.disable(self._draw)(draw, shape, dtype, fill, *limits)
-        if self.parts is not None:
+        if self.parts is not None:  # continue after the previous part of this block
             generators = self.parts.generators
             if draw not in generators:
                 generators[draw] = self._generator(draw, self.members.start // BLOCK)
