@@ -74,7 +74,8 @@ class Page:
             raise UserError(f"{file} has no title: write it with `esbench report`")
         if run_name(Path(run)) not in origin:
             message = (
-                f"{file} is not a figure of run {run_name(Path(run))}, but of: {origin or 'an unknown run'}"
+                f"{file} is not a figure of run {run_name(Path(run))}, but of {origin or 'an unknown run'}: "
+                "write it again with `esbench report`"
             )
             raise UserError(one_line(message))
         return f"\n{image(self.to_root + file, f'{title} - {origin}')}\n\n"

@@ -40,6 +40,7 @@ from impls.kernels.tiling import Tiling, block_size
 
 MAX_RANK = 32
 """Largest rank whose factors stay in registers in every dtype."""
+_ANY_RANK = "LowRank and LowRankSign support any rank"
 
 
 def check_rank(rank: int) -> None:
@@ -49,11 +50,11 @@ def check_rank(rank: int) -> None:
         ValueError: it is not a power of two, or larger.
     """
     if rank & (rank - 1):
-        raise ValueError(f"rank must be a power of two for a kernel, got {rank}")
+        raise ValueError(f"rank must be a power of two for a kernel, got {rank}: {_ANY_RANK}")
     if rank > MAX_RANK:
         raise ValueError(
             f"rank must be at most {MAX_RANK} for a kernel, which keeps one number per rank and row in "
-            f"registers, got {rank}"
+            f"registers, got {rank}: {_ANY_RANK}"
         )
 
 

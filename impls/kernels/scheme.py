@@ -79,7 +79,7 @@ class AbstractFused(AbstractWrapper[N]):
         if torch.is_autocast_enabled(x.device.type):
             raise ValueError(
                 f"{self}: the kernel needs inputs in the weight's dtype and does not support autocast: call "
-                "the population outside of torch.autocast, or convert the model to the dtype of autocast"
+                "the population outside torch.autocast, or convert the model to the dtype of autocast"
             )
         rows = op.rows(x, weight)
         assert rows is not None  # noqa: S101  a layer without rows is refused before

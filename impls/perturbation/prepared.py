@@ -210,7 +210,10 @@ def trace(
     """
     for name, _, value in _values(noise):
         if isinstance(value, NoiseStream):
-            message = f"the noise of layer {name!r} is drawn again in each call: there is nothing to prepare"
+            message = (
+                f"the noise of layer {name!r} is drawn again in each call, which cannot be prepared: call "
+                "population(x, noise=noise) instead"
+            )
             raise UnsupportedError(message)
     population(*args, noise=noise, **kwargs)  # the first call may fill caches
     with restoring(population.model) as changed:
@@ -356,11 +359,16 @@ def _constants(nodes: Sequence[fx.Node], used: Sequence[fx.Node]) -> tuple[list[
 def _program(
     nodes: Sequence[fx.Node], constants: Sequence[fx.Node], values: Mapping[fx.Node, Any]
 ) -> fx.Graph:
-    """Copy operations to a graph whose placeholders are the constants, then the inputs; join views.
+    """Copy operations to a graph with fewer views; its placeholders are the constants, then the inputs.
 
-    A function of each element, such as an activation between layers, is moved before a view of all elements.
+    A chain of views becomes one view of the first tensor. An elementwise function of a view, such as an
+    activation between layers, is applied to the first tensor instead if the view has all of its elements in
+    order: the next views then join the chain.
 
-    ``values`` are the results of the operations in one call, of which sizes and strides are read.
+    Args:
+        nodes: the operations, inputs and output.
+        constants: nodes whose results do not depend on the inputs.
+        values: the result of each node in one call, of which only sizes and strides are read.
     """
     program = fx.Graph()
     # A view -> the copy of the node whose memory it is, and a tensor of that node's sizes and strides.
@@ -379,9 +387,9 @@ def _program(
             copies[node] = _view(program, *bases[node], values[node])
         else:
             (source, *others) = node.all_input_nodes
-            is_of_elements = torch.Tag.pointwise in getattr(node.target, "tags", ()) and not others
+            is_elementwise = torch.Tag.pointwise in getattr(node.target, "tags", ()) and not others
             commutes = (
-                is_of_elements and source in bases and _has_same_order(values[source], bases[source][1])
+                is_elementwise and source in bases and _has_same_order(values[source], bases[source][1])
             )
             inputs = {source: bases[source][0]} if commutes else copies
             copy = copies[node] = program.node_copy(node, inputs.__getitem__)

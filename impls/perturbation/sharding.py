@@ -154,8 +154,8 @@ class Shard:
             raise failure
         if not all_finite(total):
             message = (
-                "the gradient of a rank is not finite: its utilities are not, or are too large, or it has an "
-                "error of its own; see the messages of all ranks"
+                "the gradient of a rank is not finite: its utilities are not, or are too large, or it raised "
+                "another error; see the messages of all ranks"
             )
             raise ValueError(message)
         self._step = self._noise = None

@@ -364,9 +364,9 @@ def check_rows(
         allowed = 4 * narrow_error + roundings * eps * float(wide.norm())
         if not error <= allowed:
             message = (
-                f"row {row} (repeat {repeat}, member {member}) differs by {error:.2g} "
-                f"from the model with this member's weights alone, allowed {allowed:.2g}: do not mix or "
-                "reorder rows, draw random numbers, or use copies of weights"
+                f"row {row} (repeat {repeat}, member {member}) differs by {error:.2g} from the plain model "
+                f"with this member's weights, more than {allowed:.2g}: the model must not mix or reorder "
+                "rows, draw random numbers, or use copies of weights"
             )
             raise ValueError(message)
 

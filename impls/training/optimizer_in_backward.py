@@ -401,7 +401,8 @@ def _build_ordinary(rule: Rule, names: Mapping[nn.Parameter, str]) -> Optimizer:
     if differing := names.keys() ^ parameters:
         named = ", ".join(names.get(parameter, "a parameter of another model") for parameter in differing)
         raise ValueError(
-            f"the rule's optimizer must have exactly the parameters it is given; it differs in {named}"
+            "the rule must return an optimizer of exactly the parameters that it is called with; missing or "
+            f"additional: {named}"
         )
     return ordinary
 

@@ -471,8 +471,8 @@ class RigLScheduler:
         sizes = [weight.numel() for weight in weights.values()]
         if sizes != state["N"]:
             raise ValueError(
-                f"the state of rigl-torch is that of weights of {state['N']} entries, and the model has "
-                f"{sizes}: load a state that was saved with this model"
+                f"the state of rigl-torch has weights of {state['N']} entries, the model of {sizes}: load a "
+                "state that was saved with this model"
             )
         masks = zip(weights, state["backward_masks"], strict=True)
         sparse = {name: mask for name, mask in masks if mask is not None}
@@ -576,7 +576,7 @@ class RigLInBackward:
             layer.apply_mask()
 
     def __call__(self) -> bool:
-        """Count a step; return whether weights were trained in it rather than entries moved.
+        """Count a step; return True if it trained the weights, False if it moved entries.
 
         A layer with a non-finite gradient keeps its entries, with a warning.
 

@@ -76,7 +76,8 @@ class Graphs:
         if self.compiled > compiled:
             raise SilentlyEagerError(
                 f"the second call with the same inputs compiled {self.compiled - compiled} graphs again: "
-                "something that torch specializes on changes from call to call"
+                "something that torch specializes on changes from call to call: TORCH_LOGS=recompiles says "
+                "what"
             )
 
 

@@ -289,7 +289,7 @@ def test_a_method_that_misses_a_layer_or_mixes_rows_is_refused() -> None:
     """A replaced layer is found in a call of a method, and so are mixed rows when it is verified."""
     model = ActorCritic()
     population = perturb(model)
-    with pytest.raises(ValueError, match="do not mix or reorder rows"):
+    with pytest.raises(ValueError, match="must not mix or reorder rows"):
         population.verify(normal(8, 3), method="shuffled")
     model.actor = fill(nn.Linear(5, 4))
     with pytest.raises(ValueError, match="did not use the perturbed layers actor: call perturb"):

@@ -102,7 +102,7 @@ def test_a_picture_has_the_caption_of_its_run(tmp_path: Path) -> None:
         '\n<img src="a.svg" alt="&lt;b&gt; &amp; &quot;c&quot; - run 2027-a" width="900">\n\n'
     )
     for file, run, words in (
-        ("a.svg", "2027-b", r"a\.svg is not a figure of run 2027-b, but of: run 2027-a"),
+        ("a.svg", "2027-b", r"a\.svg is not a figure of run 2027-b, but of run 2027-a: write"),
         ("c.svg", "2027-a", r"c\.svg: .*esbench report"),
         ("README.md", "2027-a", "README.md has no title: write it with `esbench report`"),
     ):

@@ -413,7 +413,7 @@ def test_rules_and_models_that_cannot_work_are_refused() -> None:
     wrapped.named_parameters.return_value = [("weight", nn.Parameter(torch.ones(1)))]
     wrapped.modules.return_value = [wrapped]
     refused: list[tuple[Any, Any, str]] = [
-        (mlp(), lambda parameters: torch.optim.SGD(parameters[1:], 0.1), r"it differs in 0\.weight"),
+        (mlp(), lambda parameters: torch.optim.SGD(parameters[1:], 0.1), r"missing or additional: 0\.weight"),
         (frozen, SGD, "empty parameter list"),
         (used, SGD, r"already have a gradient, .*0\.weight"),
         (nn.LazyLinear(3), SGD, "uninitialized parameter"),
