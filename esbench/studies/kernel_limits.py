@@ -246,7 +246,7 @@ SIZES: Mapping[str, tuple[int, int, int]] = {SQUARE: (8192, 1024, 1024), WIDE: (
 """Case -> rows, outputs and inputs of the product that base computes in the forward and in the update."""
 BASE_TILE = (128, 256)
 """Rows and outputs of a tile of base, of which each multiprocessor computes one after another."""
-NOT_YET = "no run on a card yet"
+NOT_YET = "no run on a GPU yet"
 
 
 class Limits(NamedTuple):

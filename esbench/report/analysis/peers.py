@@ -15,7 +15,7 @@ OPERATOR = "GenerationMLP"
 NETWORKS = {
     OPERATOR: ("an MLP", "units"),
     "GenerationCNN": ("a CNN", "channels"),
-    "GenerationTransformer": ("a transformer's block", "features"),
+    "GenerationTransformer": ("a transformer block", "features"),
 }
 """The networks, with what their width counts."""
 SCANNED = "generations"

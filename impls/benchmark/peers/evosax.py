@@ -48,7 +48,7 @@ def _cnn(jax: Any, parameters: Any, x: Any) -> Any:  # noqa: ANN401  the same
 
 
 def _transformer(jax: Any, parameters: Any, x: Any) -> Any:  # noqa: ANN401  the same
-    """Return the logits of the transformer's block."""
+    """Return the logits of the transformer block."""
     pairs = iter(zip(parameters[::2], parameters[1::2], strict=True))
 
     def linear(x: Any) -> Any:  # noqa: ANN401  the same

@@ -63,7 +63,7 @@ def input_shape(case: Case) -> tuple[int, ...]:
 def network(case: Case, seed: int) -> nn.Sequential:
     """Return a network with seeded weights N(0, 1 / fan in) and biases of zero.
 
-    It is an MLP of two layers, a CNN of two convolutions and a linear layer, or a transformer's block with
+    It is an MLP of two layers, a CNN of two convolutions and a linear layer, or a transformer block with
     linear layers before and after it; all have ReLU.
     """
     width, side = case.out_channels, math.isqrt(case.in_channels)
