@@ -224,11 +224,11 @@ WIDE_KERNELS: Mapping[str, tuple[str, ...]] = {
 TORCH: Mapping[tuple[str, Phase], str] = {
     ("FusedPermuted", "update"): "torch alone: a scatter and a product",
     ("FusedPermuted(in_sparsity=0.1)", "update"): "torch alone: a scatter and a product",
-    ("FusedSparsePerturbed(k=1)", "update"): "besides a sort by torch",
-    ("FusedSparsePerturbed(k=2)", "update"): "besides a sort by torch",
-    ("FusedLowRank(rank=1, regenerated=True)", "update"): "besides sums by torch",
-    ("FusedLowRank(rank=1, regenerated=True, values=uniform)", "update"): "besides sums by torch",
-    ("FusedLowRankSign(regenerated=True)", "update"): "besides sums by torch",
+    ("FusedSparsePerturbed(k=1)", "update"): "plus a sort by torch",
+    ("FusedSparsePerturbed(k=2)", "update"): "plus a sort by torch",
+    ("FusedLowRank(rank=1, regenerated=True)", "update"): "plus sums by torch",
+    ("FusedLowRank(rank=1, regenerated=True, values=uniform)", "update"): "plus sums by torch",
+    ("FusedLowRankSign(regenerated=True)", "update"): "plus sums by torch",
 }
 """Variant and phase -> what torch computes, which no floor includes."""
 
