@@ -24,7 +24,7 @@ load("impls")
 
 MATRIX_ONLY: list[Callable[[], AnyScheme]] = [FusedFlipped, FusedFlippedSign, FusedHadamard, FusedPermuted]
 REFUSED: list[tuple[str, Callable[[], object]]] = [
-    ("rank must be a power of two", lambda: FusedLowRank(3)),
+    ("rank must be a power of two .*: LowRank", lambda: FusedLowRank(3)),
     ("at most 32 for a kernel.* got 64", lambda: FusedLowRankSign(64, regenerated=True)),
     ("at most 8 for a kernel, got 9: SparsePerturbed supports more", lambda: FusedSparsePerturbed(9)),
     ("blocks must be at most 16 for a kernel", lambda: FusedDropoutBlocks(blocks=17)),
