@@ -471,8 +471,8 @@ class RigLScheduler:
         sizes = [weight.numel() for weight in weights.values()]
         if sizes != state["N"]:
             raise ValueError(
-                f"the state of rigl-torch has weights of {state['N']} entries, the model of {sizes}: load a "
-                "state that was saved with this model"
+                f"the state of rigl-torch has weights of {state['N']} entries, and the model has {sizes}: "
+                "load a state that was saved with this model"
             )
         masks = zip(weights, state["backward_masks"], strict=True)
         sparse = {name: mask for name, mask in masks if mask is not None}
