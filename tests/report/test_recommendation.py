@@ -168,6 +168,17 @@ def test_a_variant_with_impossible_values_is_not_ranked() -> None:
                 assert f"Flipped is not ranked: {ranked.skipped.reason}" in warnings(measured)
 
 
+def test_arithmetic_may_reach_the_fastest_sample_of_its_peak() -> None:
+    """A peak measured while the processor warms up is too low, but its fastest sample was possible."""
+    copy, product = synthetic.peaks()
+    row = synthetic.working(time_row(FLIPPED, SQUARE, 4.0, phase="update"), 4.8e7, 1, 1)
+    for fastest, is_ranked in ((8e5, True), (9e5, False)):
+        peak = msgspec.structs.replace(product, samples=(fastest, *(1e6,) * 9))
+        measured = synthetic.run([*rows(), row], suite="quality", device_peaks=(copy, peak))
+        (ranked,) = [entry for entry in one_ranking(measured).of(SQUARE) if entry.variant == FLIPPED]
+        assert (ranked.skipped is None) == is_ranked
+
+
 def test_a_variant_with_a_wrong_phase_is_not_ranked() -> None:
     """A wrong forward has its reason in place of a rate, even if the step is right."""
     for reason, expected in (("wrong result: off by 1", "forward: wrong result: off by 1"), ("too big", "")):

@@ -45,6 +45,13 @@ def _rate(peak: DevicePeak) -> float | None:
     return peak.amount / spread.p20 if spread and spread.p20 > 0 else None
 
 
+def _fastest_over_peak(run: Run, dtype: str) -> float:
+    """Return the rate of the fastest matrix product of a dtype, as a multiple of the peak."""
+    peaks = [peak for peak in run.device_peaks if peak.kind == "matmul" and peak.dtype == dtype]
+    fastest = max(peak.amount / min(peak.samples) for peak in peaks if _rate(peak))
+    return fastest / (rate(run, "matmul", dtype) or math.inf)
+
+
 def bound_ns(run: Run, dtype: str, work: Work | None) -> float | None:
     """Return the roofline bound of some work in ns, None without work or without the peak it needs."""
     return max(_min_ns(run, dtype, work).values(), default=None)
@@ -70,8 +77,8 @@ def impossible_results(run: Run) -> dict[tuple[Variant, Case], str]:
 
     A result is impossible if
 
-    - its arithmetic exceeds the device peak. If that of base does too, the measured peak is too low, and the
-      limit follows from base;
+    - its arithmetic exceeds the device peak, and the fastest sample of that peak. If that of base does too,
+      the measured peak is too low, and the limit follows from base;
     - its traffic exceeds a cache, and twice the rate of a copy: a call that only reads may be twice as fast
       as a copy, which also writes;
     - its peak memory is below the bytes of its output.
@@ -90,7 +97,8 @@ def impossible_results(run: Run) -> dict[tuple[Variant, Case], str]:
     reasons: dict[tuple[Variant, Case], str] = {}
     for row, percent in above_bound:
         if exceeds_matmul_peak(run, row):
-            kind, limit = "arithmetic", arithmetic_limits.get(row.case, 100.0)
+            kind = "arithmetic"
+            limit = arithmetic_limits.get(row.case) or 100 * _fastest_over_peak(run, row.case.dtype)
         else:
             fits_in_cache = row.work is None or row.work.moved_bytes <= CACHE_BYTES
             kind, limit = "traffic", math.inf if fits_in_cache else 200.0
