@@ -33,7 +33,7 @@ README = (
     *("SparsePerturbed(k=1)", "SparsePerturbed(k=2)"),
     *("LowRank(rank=1)", "LowRankSign", "Orthogonal"),
     *("Permuted", "Permuted(in_sparsity=0.5)", "Permuted(in_sparsity=0.1)", "Permuted(side=out*)"),
-    *("Flipped(side=both)", "Hadamard", "DropoutMask"),
+    *("Flipped", "Flipped(side=both)", "Hadamard", "DropoutMask"),
     *("Base", "Naive"),
 )
 """Variants of the README's tables: NESgpu's schemes and one of each other family; some minutes in all."""
