@@ -162,16 +162,20 @@ def low_rank_down_kernel(
 def _draw_elements(
     seed, first, member, layer, draw, LAW: tl.constexpr, ALIGNED: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """Draw WIDTH elements of each member's noise, from element ``first`` on: [n, WIDTH] for members [n]."""
+    """Draw WIDTH elements of each member's noise, from element ``first`` on: [n, WIDTH] for members [n].
+
+    WIDTH divides 32. With ALIGNED, ``first`` is a multiple of WIDTH or of the values of a Philox call.
+    """
     if LAW == "sign":
-        # Each column takes its bit from one of the four words of a call.
-        column = tl.arange(0, WIDTH)[None, :]
-        word = tl.zeros((member.shape[0], WIDTH), dtype=tl.uint32)
-        for call in tl.static_range((WIDTH + 127) // 128):
-            words = four_words(seed, first + call * 128, member[:, None], layer, draw, ALIGNED)
-            for lane in tl.static_range(4):
-                word = tl.where(column // 32 == call * 4 + lane, words[lane], word)
-        return sign_of(word << (31 - column % 32).to(tl.uint32))
+        if ALIGNED:  # all signs are bits of one word
+            words = four_words(seed, first & -128, member[:, None], layer, draw, ALIGNED=True)
+            word = words[0]
+            for lane in tl.static_range(1, 4):
+                word = tl.where((first >> 5) & 3 == lane, words[lane], word)
+            word = word >> (first & 31).to(tl.uint32)
+        else:
+            word, _, _, _ = four_words(seed, first, member[:, None], layer, draw, ALIGNED=False)
+        return sign_of(word << (31 - tl.arange(0, WIDTH)[None, :]).to(tl.uint32))
     else:  # noqa: RET505  the compiler takes no early return here
         per_call: tl.constexpr = 16 if LAW == "uniform" else 4
         first_of_call = first + tl.arange(0, WIDTH // per_call)[None, :] * per_call
@@ -307,9 +311,10 @@ def low_rank_rng_product(
     * bytes: e R (2 i + o) + e i o of the product and 8 R k between the kernels; x and W are read again from a
       cache for each tile of the other axis.
     * flops: 2 R i o on tensor cores and 2 R k (i + o) on others.
-    * Philox calls: R k (i + o) / 4, a fourth of that for levels, a 32nd for signs. At 1e12 normals a second
-      and one row for each member, drawing takes nearly as long as a product of width 1024. Where members have
-      many positions, so that a tile has rows of few members, ``up`` is drawn once for each member and tile.
+    * Philox calls: R k (i + o) / 4, a fourth of that for levels, at most R k (i / 128 + o / 16) for
+      signs. At 1e12 normals a second and one row for each member, drawing takes nearly as long as a product
+      of width 1024. Where members have many positions, so that a tile has rows of few members, ``up`` is
+      drawn once for each member and tile.
 
     Raises:
         ValueError: shapes or dtypes do not match, the rank is not supported, or the counter of a member or an
@@ -321,8 +326,8 @@ def low_rank_rng_product(
     x_down = down_product(x, down, rank, sigma / math.sqrt(rank), law)
     default = TILING if x.dtype.itemsize <= 2 else TILING._replace(num_warps=8)  # noqa: PLR2004  bytes
     tiling = select_tiling(TASKS[law], gemm, tiling, default.keep_warps(x.dtype), rank)
-    # Each tile of each rank begins with a new call.
-    is_aligned = outputs % width == 0 and min(tiling.block_n, width) % width == 0
+    # Columns that are drawn at once begin at a multiple of their number, those of the first rank always.
+    is_aligned = rank == 1 or outputs % min(width, COLUMNS) == 0
     # A tile of m rows touches at most (m - 2) // positions + 2 images.
     images = (tiling.block_m - 2) // max(1, x.shape[2]) + 2
     images = images if images <= MAX_IMAGES else 0
