@@ -531,9 +531,9 @@ class PerturbedLayer:
 
         Args:
             noise: the noise that the forward used.
-            utilities: [m] in the range of the parameters' dtypes.
+            utilities: [m] in the range of the parameters' dtypes, where sums of noise do not overflow.
             factor: a number or a float64 scalar; unless it is 1, it multiplies sums in at least float32.
-            validate: check that gradients are finite in the parameter's dtype, which synchronizes.
+            validate: check that sums times a factor are finite in the parameter's dtype, which synchronizes.
 
         Raises:
             ValueError: a gradient is not finite.
@@ -605,21 +605,20 @@ class PerturbedLayer:
     def _accumulate(
         self, parameter: nn.Parameter, total: Tensor, factor: float | Tensor, *, validate: bool
     ) -> None:
-        if isinstance(factor, Tensor):
-            factor = factor.to(total.device)
         if isinstance(factor, Tensor) or factor != 1:
+            factor = factor.to(total.device) if isinstance(factor, Tensor) else factor
             total = total.to(torch.promote_types(torch.float32, parameter.dtype)) * factor
-        gradient = total.to(parameter.dtype)
-        if validate and not all_finite(gradient):
-            message = (
-                f"the gradient of layer {self.name!r} is not finite in {parameter.dtype}: make the utilities "
-                "smaller, for example by centered ranks"
-            )
-            raise ValueError(message)
+            total = total.to(parameter.dtype)
+            if validate and not all_finite(total):
+                message = (
+                    f"the gradient of layer {self.name!r} is not finite in {parameter.dtype}: make the "
+                    "utilities smaller, for example by centered ranks"
+                )
+                raise ValueError(message)
         if parameter.grad is None:
-            parameter.grad = gradient
+            parameter.grad = total
         else:
-            parameter.grad += gradient
+            parameter.grad += total
 
 
 def all_finite(values: Tensor) -> bool:

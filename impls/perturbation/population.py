@@ -487,8 +487,9 @@ class Population:
             utilities: c, [members of ``noise``], on any device. With antithetic sampling [2, members] or
                 [2 * members]: first those of all members with their noise, then with the negated noise.
             record: the second result of :meth:`call_with_activations`, for schemes that learn from rows.
-            validate: check that utilities and gradients are finite and that weights which the noise stores
-                have not changed. By default only on a CPU, because the check waits for a GPU.
+            validate: check that utilities are finite, that gradients which can overflow do not, and that
+                weights which the noise stores have not changed. By default only on a CPU, because the check
+                waits for a GPU.
 
         Raises:
             ValueError: utilities have a wrong shape, a utility or a gradient is not finite, or a scheme
@@ -532,7 +533,7 @@ class Population:
             # Usual utilities take the whole factor in a wide dtype, which saves a pass over each gradient.
             if len(dtypes) == 1 and dtypes <= WIDE and SMALLEST < -scale * largest < 1 / SMALLEST:
                 (dtype,) = dtypes
-                return (c.to(torch.promote_types(c.dtype, dtype)) * scale).to(dtype), 1.0
+                return c * scale if c.dtype == dtype else (c.double() * scale).to(dtype), 1.0
         # Divided by this size, utilities are in the range of every floating dtype, and so are sums of noise.
         tiny = torch.finfo(torch.float64).tiny
         known = largest.clamp_min(tiny) if isinstance(largest, Tensor) else max(largest, tiny)
@@ -950,18 +951,19 @@ def combine_antithetic(utilities: Tensor, members: int, device: torch.device, *,
     Raises:
         ValueError: the shape of the utilities is wrong.
     """
-    values = torch.as_tensor(utilities, device=device).detach()
-    c = values.flatten()
-    if antithetic or c.dtype not in WIDE:
-        c = c.double()
-    if c.numel() != members * (2 if antithetic else 1):
-        sides = "two (antithetic)" if antithetic else "one"
-        message = f"got {c.numel()} utilities for {members} members: pass {sides} for each member"
-        raise ValueError(message)
+    values = torch.as_tensor(utilities, device=device)
     if not has_utilities_shape(values, members, antithetic=antithetic):
+        count = values.numel()
+        if count != members * (2 if antithetic else 1):
+            sides = "two (antithetic)" if antithetic else "one"
+            message = f"got {count} utilities for {members} members: pass {sides} for each member"
+            raise ValueError(message)
         expected = f"[2, {members}], first those with the noise" if antithetic else f"[{members}]"
         message = f"got utilities of shape {list(values.shape)} for {members} members: pass {expected}"
         raise ValueError(message)
+    c = values.flatten()
+    if antithetic or c.dtype not in WIDE:
+        c = c.double()
     return c[:members] - c[members:] if antithetic else c
 
 
