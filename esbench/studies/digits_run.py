@@ -12,7 +12,7 @@ from esbench.measure.environment import differences, source_hashes
 from esbench.measure.failure import classify
 from esbench.progress import Show
 from esbench.registry import Entry
-from esbench.schema import OUT_OF_MEMORY, Environment, Outcome, Recipe
+from esbench.schema import OUT_OF_MEMORY, Environment, Outcome, Recipe, Variant
 from esbench.store import new_run_id
 from esbench.studies import tasks
 from esbench.studies.digits import FILES, Study, TrainingRun, Untrained
@@ -88,10 +88,7 @@ def conduct(study: Study, entries: Sequence[Entry], progress: Show, results: Pat
         except UserError:  # for example a missing package
             raise
         except Exception as error:  # noqa: BLE001  any error of a variant is its reason
-            fault = classify(error)
-            # Running out of memory counts as a failure: the variant was not compared.
-            failed = fault.status == "failed" or fault.reason.startswith(OUT_OF_MEMORY)
-            untrained = Untrained(variant=variant, network=network, reason=fault.reason, failed=failed)
+            untrained = why_untrained(variant, network, error)
             study = msgspec.structs.replace(study, untrained=(*study.untrained, untrained))
         else:
             wall_s = time.monotonic() - start_s
@@ -99,6 +96,14 @@ def conduct(study: Study, entries: Sequence[Entry], progress: Show, results: Pat
             study = msgspec.structs.replace(study, training_runs=(*study.training_runs, run))
         FILES.write(study, results)
     return study
+
+
+def why_untrained(variant: Variant, network: str, error: BaseException) -> Untrained:
+    """Return the record of a variant that cannot be trained on a network or task."""
+    fault = classify(error)
+    # Running out of memory counts as a failure: the variant was not compared.
+    failed = fault.status == "failed" or fault.reason.startswith(OUT_OF_MEMORY)
+    return Untrained(variant=variant, network=network, reason=fault.reason, failed=failed)
 
 
 def code_of(entries: Sequence[Entry]) -> dict[str, str]:

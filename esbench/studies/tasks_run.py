@@ -20,15 +20,14 @@ import msgspec
 import torch
 
 from esbench.errors import UserError
-from esbench.measure.failure import classify
 from esbench.measure.interleave import LATENCY, TimedCall, interleave
 from esbench.measure.timers import clocks
 from esbench.progress import Show
 from esbench.registry import REGISTRY, Entry, load, load_installed
-from esbench.schema import OUT_OF_MEMORY, Environment, Task, Variant
+from esbench.schema import Environment, Task, Variant
 from esbench.store import new_run_id
 from esbench.studies.digits import Untrained
-from esbench.studies.digits_run import code_of, trainer_of
+from esbench.studies.digits_run import code_of, trainer_of, why_untrained
 from esbench.studies.tasks import FILES, IN_A_ROW, Learning, StepTime, Study
 
 BUDGET_S = 4.0
@@ -168,15 +167,9 @@ def train(variant: Variant, task: Task, seed: int, device: str) -> Learning | Un
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001  any error of a variant is its reason
-        return _failure(variant, task, error)
+        return why_untrained(variant, task.name, error)
     wall_s = time.monotonic() - start_s
     return Learning(variant=variant, task=task.name, seed=seed, scores=tuple(scores), wall_s=wall_s)
-
-
-def _failure(variant: Variant, task: Task, error: BaseException) -> Untrained:
-    fault = classify(error)
-    failed = fault.status == "failed" or fault.reason.startswith(OUT_OF_MEMORY)
-    return Untrained(variant=variant, network=task.name, reason=fault.reason, failed=failed)
 
 
 def time_steps(
@@ -201,7 +194,7 @@ def time_steps(
         except UserError:
             raise
         except Exception as error:  # noqa: BLE001  any error of a variant is its reason
-            untrained.append(_failure(variant, task, error))
+            untrained.append(why_untrained(variant, task.name, error))
         else:
             calls[variant] = TimedCall(partial(_next, step, count(1)), clock, BUDGET_S, is_reference=True)
     for call in calls.values():
