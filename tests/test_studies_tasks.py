@@ -32,7 +32,7 @@ from esbench.studies.tasks import (
 from esbench.studies.tasks_run import Plan, begin, conduct
 from esbench.workload import UnavailableError, trainer
 from impls.training import evolution
-from tests.cli.cli_runner import run
+from tests.cli.cli_runner import refusal, run
 from tests.report.report_cases import render_reports
 from tests.study_cases import HERE
 
@@ -268,8 +268,5 @@ def test_bad_usage_is_an_error_of_one_line(
         ("", "CartPole and Pendulum need gymnasium: pip install gymnasium, or choose others with --task"),
         ("--resume", "no study of tasks in results"),
     ):
-        assert run("tasks", "--device", "cpu", *arguments.split()) == 2
-        error = capsys.readouterr().err
-        assert words in error
-        assert error.count("\n") == 1
+        assert words in refusal(capsys, "tasks", "--device", "cpu", *arguments.split())
     assert not list(tmp_path.glob("results/*"))

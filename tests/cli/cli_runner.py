@@ -1,6 +1,8 @@
-"""A function that runs the command line in this process."""
+"""Functions that run the command line in this process."""
 
 import sys
+
+import pytest
 
 from esbench.cli import main
 
@@ -15,3 +17,13 @@ def run(*arguments: str) -> int:
     finally:
         sys.argv = before
     return 0
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command that must end with 2 and print nothing but one line on stderr; return the line."""
+    assert run(*arguments) == 2, arguments
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("esbench: ")
+    assert captured.err.count("\n") == 1
+    return captured.err

@@ -8,7 +8,7 @@ import pytest
 from esbench.cli.profile import Cell
 from esbench.registry import REGISTRY, load
 from esbench.schema import PHASES
-from tests.cli.cli_runner import run
+from tests.cli.cli_runner import refusal, run
 
 load("impls")
 
@@ -80,12 +80,7 @@ def test_no_matching_call_is_an_error_of_one_line(capsys: Captured, tmp_path: Pa
         ("--variants Base --suite nope", "no suite 'nope'; closest: "),
         ("--variants Base --device tpu", "no device 'tpu'; available: auto, cpu, cuda"),
     ):
-        assert run("profile", *arguments.split(), "--out", str(out)) == 2
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert captured.err.startswith("esbench: ")
-        assert captured.err.count("\n") == 1
-        assert words in captured.err
+        assert words in refusal(capsys, "profile", *arguments.split(), "--out", str(out))
         assert not out.exists()
 
 

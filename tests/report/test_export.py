@@ -14,6 +14,7 @@ from esbench.report.formats.exporters import FORMATS, export, unit
 from esbench.schema import Row, Run, RunEnd
 from esbench.store import encode
 from tests import synthetic
+from tests.cli.cli_runner import refusal
 from tests.cli.cli_runner import run as command
 from tests.report.golden_tables import exported
 from tests.report.report_cases import a_run
@@ -118,12 +119,8 @@ def test_the_command_warns_of_problems_with_the_run(
         ("{file} --format csv --out {folder}", ": Is a directory"),
         ("{file} --format csv --out {file}/out.csv", "run.jsonl: File exists"),
     ):
-        assert command("export", *arguments.format(file=file, folder=tmp_path).split()) == 2
-        captured = capsys.readouterr()
-        assert words in captured.err
-        assert captured.err.count("\n") == 1
-        assert captured.out == ""
+        assert words in refusal(capsys, "export", *arguments.format(file=file, folder=tmp_path).split())
     assert file.read_bytes() == before
     monkeypatch.setitem(sys.modules, "pytest_benchmark", None)
-    assert command("export", str(file), "--format", "pytest-benchmark") == 2
-    assert "pip install pytest-benchmark" in capsys.readouterr().err
+    error = refusal(capsys, "export", str(file), "--format", "pytest-benchmark")
+    assert "pip install pytest-benchmark" in error

@@ -12,6 +12,7 @@ from esbench.cli import main
 from esbench.errors import UserError
 from esbench.report.plots.catalog import PLOTS, PlotRequest, standard_figures
 from tests import synthetic
+from tests.cli.cli_runner import refusal
 from tests.report.history_cases import stored
 from tests.report.plots.figures import draw, multiplied
 from tests.report.report_cases import a_run, store
@@ -139,8 +140,5 @@ def test_bad_usage_of_the_command_is_one_line(
         ("--out a.svg --device nope", "no device 'nope' has runs in"),
         ("--out a.svg --run no.jsonl", "--run takes a file, such as results/"),
     ):
-        assert plot(f"multipliers {arguments}") == 2
-        captured = capsys.readouterr()
-        assert words in captured.err
-        assert (captured.err.count("\n"), captured.out) == (1, "")
+        assert words in refusal(capsys, "plot", "multipliers", *arguments.split())
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
