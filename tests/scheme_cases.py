@@ -1,11 +1,13 @@
 """Fixed numbers, filled layers and checks for tests of populations, schemes and quality."""
 
-from typing import TypeVar
+import copy
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from impls.perturbation.noise import STREAMS, NoiseStream
+from impls.perturbation.population import Population, PopulationNoise
 from impls.perturbation.scheme import AnyScheme
 from impls.verify.checks import Setting
 from impls.verify.reference import check_forward, check_update
@@ -33,6 +35,30 @@ def make_stream(
 ) -> NoiseStream:
     """Make a stream of one layer on the CPU."""
     return STREAMS[name](0, step, "layer", members, torch.device("cpu"), dtype)
+
+
+def check_members(
+    population: Population, noise: PopulationNoise, x: Tensor, label: str | None = None
+) -> Tensor:
+    """Check that each row is that of the model with its member's written-out weights; return the rows.
+
+    Of several outputs the first is compared. A second call, which has fewer checks, gives the same.
+    """
+
+    def first(outputs: Any) -> Tensor:
+        y: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
+        return y
+
+    y = first(population(x, noise=noise))
+    assert torch.equal(first(population(x, noise=noise)), y)
+    for row in range(len(x)):
+        negated = population.antithetic and row >= len(x) // 2
+        alone = copy.deepcopy(population.model)
+        member = population.member(noise, row % population.members, negated=negated)
+        alone.load_state_dict(member, strict=False)
+        expected = first(alone(x[row : row + 1]))[0].detach()
+        torch.testing.assert_close(y[row], expected, rtol=1e-12, atol=1e-12, msg=label)
+    return y
 
 
 def dense_rows(scheme: AnyScheme, shape: tuple[int, ...], members: range, step: int = 0) -> Tensor:

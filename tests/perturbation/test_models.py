@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import impls
-from tests.scheme_cases import fill, normal
+from tests.scheme_cases import check_members, fill, normal
 
 MEMBERS, ROWS, TOKENS = 4, 8, 11
 SCHEMES: dict[str, Any] = {
@@ -308,12 +308,6 @@ class Attention(nn.MultiheadAttention):
         return y, weights
 
 
-def first(outputs: Any) -> Tensor:
-    """Return the first tensor that a module returns."""
-    y: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
-    return y
-
-
 @pytest.mark.parametrize(("number", "model_name"), [*enumerate(MODELS)])
 def test_each_member_is_its_own_model(number: int, model_name: str) -> None:
     """Rows equal those of the plain model with the member's weights; the update is the sum over members.
@@ -329,15 +323,7 @@ def test_each_member_is_its_own_model(number: int, model_name: str) -> None:
             model, scheme, members=MEMBERS, sigma=0.3, antithetic=antithetic, warn=False
         )
         noise = population.sample(7)
-        y = first(population(x, noise=noise))
-        assert torch.equal(first(population(x, noise=noise)), y)  # the first call has more checks
-        expected = []
-        for row in range(ROWS):
-            negated = antithetic and row >= ROWS // 2
-            alone = copy.deepcopy(model)
-            alone.load_state_dict(population.member(noise, row % MEMBERS, negated=negated), strict=False)
-            expected.append(first(alone(x[row : row + 1]))[0].detach())
-        torch.testing.assert_close(y, torch.stack(expected), rtol=1e-12, atol=1e-12, msg=label)
+        check_members(population, noise, x, label)
         utilities = normal(2, MEMBERS) if antithetic else normal(MEMBERS)
         population.update(noise, utilities)
         each = utilities[0] - utilities[1] if antithetic else utilities
@@ -647,15 +633,6 @@ def test_rows_may_be_the_second_axis_of_inputs(scheme: Any, antithetic: bool) ->
     population.verify(tokens().T, state=normal(2, ROWS, 4))
     with pytest.raises(ValueError, match="5 rows is not a multiple of 4 members"):
         population(tokens(), normal(2, ROWS, 4), noise=population.sample(0))
-
-
-def check_members(population: impls.Population, noise: impls.PopulationNoise, x: Tensor) -> None:
-    """Check the row of each member, of which there is one, against its own model."""
-    y = population(x, noise=noise)
-    for member in range(population.members):
-        alone = copy.deepcopy(population.model)
-        alone.load_state_dict(population.member(noise, member), strict=False)
-        torch.testing.assert_close(y[member], alone(x[member : member + 1])[0], rtol=1e-12, atol=1e-12)
 
 
 def test_the_run_with_other_rows_leaves_no_traces() -> None:

@@ -20,7 +20,7 @@ from impls.perturbation.scheme import AnyScheme
 from impls.schemes.dense import DenseNoise
 from impls.verify.checks import Setting, check
 from impls.verify.reference import check_forward, check_update, compute_update
-from tests.scheme_cases import fill, normal
+from tests.scheme_cases import check_members, fill, normal
 
 
 class Block(nn.Module):
@@ -95,12 +95,7 @@ def test_each_row_of_a_model_sees_its_members_weights(scheme: Any) -> None:
     cases: list[tuple[nn.Module, Tensor]] = [(network(), normal(6, 4, 4, 4)), (tokens, normal(6, 2, 7, 4))]
     for (model, x), antithetic in itertools.product(cases, (False, True)):
         population = impls.perturb(model, scheme, members=3, sigma=0.1, antithetic=antithetic)
-        noise = population.sample(5)
-        y = population(x, noise=noise)
-        for row in range(6):
-            weights = population.member(noise, row % 3, negated=antithetic and row >= 3)
-            expected = torch.func.functional_call(model, weights, (x[row : row + 1],), strict=False)
-            torch.testing.assert_close(y[row], expected[0], rtol=1e-10, atol=1e-12)
+        check_members(population, population.sample(5), x)
 
 
 def test_noise_of_normalizations_passes_every_check() -> None:

@@ -21,6 +21,7 @@ import impls
 from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.population import Population, PopulationNoise
 from impls.perturbation.scheme import AbstractScheme, TensorRef
+from tests import scheme_cases
 from tests.scheme_cases import fill, normal
 from tests.workload_cases import ENTRIES
 
@@ -57,15 +58,9 @@ def perturb_layer(**changes: Any) -> Population:
     return impls.perturb(nn.Linear(6, 5), settings.pop("scheme", impls.Perturbed()), **settings)
 
 
-def check_members(population: Population, noise: PopulationNoise, x: Tensor | None = None) -> None:
-    """Compare each row with the model that has its member's written-out weights."""
-    x = normal(8, 3) if x is None else x
-    y = population(x, noise=noise)
-    for row in range(len(x)):
-        negated = population.antithetic and row >= len(x) // 2
-        alone = copy.deepcopy(population.model)
-        alone.load_state_dict(population.member(noise, row % 4, negated=negated), strict=False)
-        torch.testing.assert_close(y[row], alone(x[row : row + 1])[0].detach(), rtol=1e-9, atol=1e-11)
+def check_members(population: Population, noise: PopulationNoise) -> None:
+    """Check eight rows against the models of their members."""
+    scheme_cases.check_members(population, noise, normal(8, 3))
 
 
 def in_thread(layer: nn.Module, x: Tensor) -> Tensor:
