@@ -31,10 +31,9 @@ def plot(
         Path | None, typer.Option(help="File of a run; by default the newest with the data of the plot.")
     ] = None,
     device: Device = None,
-    operator: Annotated[
-        str | None, typer.Option(help="Only cases of this operator, such as Linear or Conv2d.")
-    ] = None,
-    cases: Annotated[str, typer.Option(help="Glob over case labels or shapes, such as '(256, 256)'.")] = "*",
+    cases: Annotated[
+        str, typer.Option(help="Glob over case labels or shapes, such as 'Conv2d*' or '(256, 256)'.")
+    ] = "*",
     variants: Variants = None,
     phase: Annotated[TimedPhase | None, typer.Option(help="Phase to plot.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Number format, such as float32.")] = None,
@@ -48,7 +47,7 @@ def plot(
     The same runs give the same bytes. The last line of the plot names its run. `esbench history` draws
     several runs over time.
 
-    Example: esbench plot multipliers --operator Linear --out multipliers.pdf
+    Example: esbench plot multipliers --cases 'Linear*' --out multipliers.pdf
     """
     from esbench.report.plots.catalog import PLOTS, PlotRequest, draw, find
     from esbench.report.plots.style import WIDTHS
@@ -62,7 +61,6 @@ def plot(
     if out is None:
         raise UserError(f"--out is missing: esbench plot {name} --out {name}.svg")
     request = PlotRequest(
-        operator=operator,
         cases=cases,
         variants=variants or ["*"],
         phase=phase,

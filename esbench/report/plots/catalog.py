@@ -37,7 +37,6 @@ class PlotRequest:
     inches.
     """
 
-    operator: str | None = None
     cases: str = "*"
     variants: Sequence[str] = ("*",)
     phase: Phase | None = None
@@ -52,8 +51,7 @@ class PlotRequest:
     def _selects(self, row: Row) -> bool:
         case, variant = row.case, row.variant
         return (
-            self.operator in {None, case.operator}
-            and self.dtype in {None, case.dtype}
+            self.dtype in {None, case.dtype}
             and (variant.mode == "base" or variant.matches(self.variants, case.operator))
             and _matches(_case_names(row), [self.cases])
         )
@@ -61,7 +59,6 @@ class PlotRequest:
     def check(self, rows: Sequence[Row]) -> None:
         """Raise a UserError if a choice matches none of the rows."""
         for option, globs, names_of in (
-            ("operator", [self.operator or "*"], lambda row: [row.case.operator]),
             ("dtype", [self.dtype or "*"], lambda row: [row.case.dtype]),
             ("case", [self.cases], _case_names),
             ("variant", self.variants, _variant_names),

@@ -59,7 +59,6 @@ def test_a_request_that_cannot_be_drawn_is_an_error() -> None:
     known = "in these runs; available:"
     for name, request, message in (
         ("nope", PlotRequest(), "no plot 'nope'; available: hero, pareto, multipliers, "),
-        ("multipliers", PlotRequest(operator="Conv9d"), f"no operator matches 'Conv9d' {known} Linear"),
         ("multipliers", PlotRequest(dtype="int3"), f"no dtype matches 'int3' {known} float32"),
         ("multipliers", PlotRequest(cases="no"), f"no case matches 'no' {known} Linear(256, 256)"),
         ("multipliers", PlotRequest(variants=("no",)), f"no variant matches 'no' {known} Base, Naive"),
@@ -100,7 +99,7 @@ def test_the_command_draws_stored_runs(tmp_path: Path, capsys: Captured) -> None
     with (tmp_path / older).open("a") as file:
         file.write('{"record": "measurement"\n')
     results = f"--results {tmp_path / 'results'}"
-    phase = "--operator Conv2d --phase update --cases '(16,*' --variants Perturbed --width column"
+    phase = "--phase update --cases 'Conv2d(16,*' --variants Perturbed --width column"
     png = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + (990).to_bytes(4, "big")  # pixels: 3.3 inches at 300 dpi
     for arguments, suffix, begins, message in (
         (f"--device test-cpu {results}", ".PDF", b"%PDF", "quick-0001"),
