@@ -44,10 +44,11 @@ class AbstractStoredScheme(AbstractDenseScheme[DenseNoise]):
 
     @override
     def weighted_sum(self, noise: DenseNoise, utilities: Tensor) -> Tensor:
+        rows = noise.values.flatten(1)
         if noise.center is None:
-            return super().weighted_sum(noise, utilities)
+            return torch.mv(rows.mT, utilities).view(noise.values.shape[1:])
         # W is subtracted before the sum: in a sum of perturbed weights the noise would be in the low bits.
-        rows, center = noise.values.flatten(1), noise.center.flatten()
+        center = noise.center.flatten()
         # One buffer serves all pieces, of which the first is the longest.
         _, count = next(pieces(len(rows), center.nbytes, piece_bytes(rows.device)))
         buffer = rows.new_empty(count, rows.shape[1])
