@@ -50,7 +50,7 @@ def add_rank(
 ):  # fmt: skip
     """Add to acc [m, n] the product of x . down and ``up`` at rank r."""
     offs_m = start_m + tl.arange(0, acc.shape[0])
-    x_down_r = tl.load(x_down + offs_m * RANK + r, mask=offs_m < out.rows, other=0)
+    x_down_r = tl.load(x_down + offs_m.to(tl.int64) * RANK + r, mask=offs_m < out.rows, other=0)
     start, end = r * out.outputs + start_n, (r + 1) * out.outputs
     up_r = load_of_members(up, out, start_m, start, end, RANK * out.outputs, acc, IS_DESCRIBED)
     return acc + x_down_r[:, None] * up_r.to(ACC)

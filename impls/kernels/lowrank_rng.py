@@ -203,7 +203,7 @@ def add_drawn_up(
     seed, layer, draw = seed_of(key0, key1), as_uint32(layer), as_uint32(draw)
     row_image = offs_m // out.positions
     for r in range(rank):
-        x_down_r = tl.load(x_down + offs_m * rank + r, mask=offs_m < out.rows, other=0)
+        x_down_r = tl.load(x_down + offs_m.to(tl.int64) * rank + r, mask=offs_m < out.rows, other=0)
         first = start_n + tl.cast(out.outputs, tl.int64) * r
         if images:
             for index in tl.range(0, images, num_stages=1):

@@ -26,6 +26,7 @@ from impls.kernels import (
 )
 from impls.kernels.blocks import Cut
 from impls.kernels.dense_rng import FewRowsTiling
+from impls.kernels.optional_triton import tl, triton
 from impls.kernels.philox import Draw, Law, fill
 from impls.kernels.tiling import Tiling
 from impls.schemes import hadamard as plain_hadamard
@@ -480,6 +481,40 @@ def test_operands_may_have_any_strides() -> None:
             guarded_image(buffers, *x.shape, dtype=x.dtype, values=x), buffers.guard(index)
         )
     assert torch.equal(picked, x.gather(3, index[:, None].expand(2, 3, 1, 19)))
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+def end_of_tile_kernel(  # noqa: PLR0913, PLR0917  a Triton kernel
+    y: Any, stored: Any, out: Any, operands: Any, start: Any,
+    LAST: tl.constexpr, OPTIONS: tl.constexpr,  # noqa: N803  likewise
+) -> None:  # fmt: skip
+    """Write what a function for the end of a tile of 16 rows and outputs adds to zeros."""
+    acc = LAST(tl.zeros((16, 16), tl.float32), out, (stored, None), operands, start, 0, OPTIONS, tl.float32)
+    offsets = tl.arange(0, 16)
+    tl.store(y + offsets[:, None] * 16 + offsets[None, :], acc)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="untouched pages take no memory only on a CPU")
+def test_rows_may_have_more_than_2_to_31_products_with_factors() -> None:
+    """The last of many rows read products x . down from number 2^31 on, and give the result of few rows."""
+    rank, rows, up = 32, 16, normal(0, 1, 32 * 16)
+    drawn = (up, *draw_of(3, 1).arguments(1, rank * rows, 128))
+    with mmap.mmap(-1, 2 * (2**31 + rank * rows)) as pages:
+        x_down = torch.frombuffer(pages, dtype=torch.float16).view(-1, rank)
+        last_rows = normal(1, rows, rank, dtype=torch.float16)
+        x_down[-rows:] = last_rows
+        for last, others, options in (
+            (lowrank.add_up, (), (rank, False, False, False)),
+            (lowrank_rng.add_drawn_up, drawn, (rank, False, "sign", True, 0)),
+        ):
+            results = []
+            for products in (last_rows, x_down):
+                y, count = torch.empty(rows, 16), len(products)
+                out = gemm.Output(count, 16, 1, count, 0, 0, 0, 1, 1, 1)
+                end_of_tile_kernel[(1,)](y, up, out, (products, *others), count - rows, last, options)
+                results.append(y)
+            assert torch.equal(*results), last
+        del x_down, products
 
 
 APART = 2**30
