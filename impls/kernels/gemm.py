@@ -204,7 +204,7 @@ def describe(values: Tensor, rows: int, columns: int) -> TensorDescriptor | None
     """Return a descriptor of a matrix [..., c], for loads and stores of tiles; None if it has none.
 
     Tiles are then copied to and from shared memory by one instruction of capability 9.0. It takes contiguous
-    channels and rows that begin at multiples of 16 bytes.
+    channels and rows that begin at multiples of 16 bytes, one after another: not those of an expanded tensor.
     """
     if is_before_hopper(values.device):
         return None
@@ -214,7 +214,8 @@ def describe(values: Tensor, rows: int, columns: int) -> TensorDescriptor | None
         return None
     stride, channel_stride = matrix.stride()
     is_aligned = matrix.data_ptr() % ALIGNMENT == 0 == stride * values.itemsize % ALIGNMENT
-    if channel_stride != 1 or not is_aligned or values.dtype is torch.float64 or len(matrix) > MAX_PROGRAMS:
+    is_apart = channel_stride == 1 and stride >= matrix.shape[1]
+    if not is_apart or not is_aligned or values.dtype is torch.float64 or len(matrix) > MAX_PROGRAMS:
         return None
     return TensorDescriptor(matrix, list(matrix.shape), [stride, 1], [rows, columns])
 

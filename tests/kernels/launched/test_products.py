@@ -483,6 +483,13 @@ def test_operands_may_have_any_strides() -> None:
     assert torch.equal(picked, x.gather(3, index[:, None].expand(2, 3, 1, 19)))
 
 
+def test_rows_of_the_same_memory_have_no_descriptor() -> None:
+    """Rows of an expanded tensor, whose stride is 0, are loaded by pointers: TMA needs rows apart."""
+    row = normal(0, 1, 1, 1, 64, dtype=torch.float16)
+    assert gemm.describe(row, 16, 64) is not None
+    assert gemm.describe(row.expand(1, 8, 1, 64), 16, 64) is None
+
+
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
 def end_of_tile_kernel(  # noqa: PLR0913, PLR0917  a Triton kernel
     y: Any, stored: Any, out: Any, operands: Any, start: Any,
