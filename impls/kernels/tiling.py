@@ -124,7 +124,8 @@ def member_parts(members: int, tiles: int) -> tuple[int, int]:
 
 def input_precision(dtype: torch.dtype) -> str:
     """Return ``tl.dot``'s ``input_precision``: "tf32" where torch's own float32 products use TF32."""
-    is_tf32 = dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    # Not allow_tf32, which raises an error after TF32 was allowed by fp32_precision.
+    is_tf32 = dtype is torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return "tf32" if is_tf32 else "ieee"
 
 

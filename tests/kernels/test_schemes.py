@@ -1,9 +1,10 @@
-"""Options and layers that fused schemes refuse, with the reason."""
+"""Options and layers that fused schemes refuse, with the reason, and their precision."""
 
 import importlib.util
 from collections.abc import Callable
 
 import pytest
+import torch
 from torch import nn
 
 from esbench.registry import REGISTRY, changed_options, load
@@ -18,6 +19,7 @@ from impls import (
     FusedSparsePerturbed,
 )
 from impls.kernels.scheme import AbstractFused
+from impls.kernels.tiling import input_precision
 from impls.perturbation.scheme import AnyScheme
 
 load("impls")
@@ -47,6 +49,24 @@ def test_a_fused_scheme_computes_the_scheme_of_its_name_with_the_same_options() 
             assert type(entry.scheme).__name__ == f"Fused{type(plain).__name__}"
             for name, value in changed_options(entry.scheme):
                 assert getattr(plain, name) == value
+
+
+@pytest.mark.parametrize(
+    "allow",
+    [
+        lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+        lambda: torch.set_float32_matmul_precision("high"),
+    ],
+)
+def test_tf32_is_used_however_it_was_allowed(allow: Callable[[], None]) -> None:
+    """Kernels use TF32 for float32 if either of torch's two settings allows it, and only then."""
+    try:
+        assert input_precision(torch.float32) == "ieee"
+        allow()
+        assert input_precision(torch.float32) == "tf32"
+        assert input_precision(torch.bfloat16) == "ieee"
+    finally:
+        torch.set_float32_matmul_precision("highest")  # resets both
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
