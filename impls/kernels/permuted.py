@@ -168,7 +168,8 @@ class FusedPermuted(AbstractFused[PermutedNoise]):
     @override
     def sample(self, weight: Tensor, stream: NoiseStream) -> PermutedNoise:
         noise = super().sample(weight, stream)
-        core = empty_aligned(noise.core.shape, noise.core).copy_(noise.core)
+        rows = noise.core.flatten(3)  # of a convolution, whose last axes have one tap
+        core = empty_aligned(rows.shape, rows).copy_(rows).view(noise.core.shape)
         return with_picks(replace(noise, core=core), torch.int16 if noise.width < 2**15 else torch.int32)
 
     @override

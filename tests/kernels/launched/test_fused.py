@@ -12,10 +12,11 @@ from torch import nn
 from esbench.registry import REGISTRY, Entry, load
 from esbench.schema import Case
 from esbench.workload import UnavailableError, build
-from impls import FusedBinary, FusedHadamard, FusedLowRankSign, FusedRegenerated
+from impls import FusedBinary, FusedHadamard, FusedLowRankSign, FusedPermuted, FusedRegenerated
 from impls.kernels import dense_rng, gemm, outer, permuted
 from impls.kernels.autotune import TASKS, TUNABLES, relative_error, tolerance
 from impls.kernels.tiling import Tiling
+from impls.perturbation.noise import PhiloxStream
 from impls.perturbation.population import perturb
 from impls.schemes import Binary
 from tests.kernels.launched.canaries import DEVICE
@@ -144,6 +145,16 @@ def test_a_scheme_that_draws_needs_the_stream_philox() -> None:
         )
         with refused:
             perturb(layer.double(), scheme, members=4, sigma=0.1)
+
+
+def test_a_shared_core_is_laid_out_as_its_kernel_reads_it() -> None:
+    """Rows of a core begin at multiples of 16 bytes and have no gaps inside, also those of a convolution."""
+    for shape in ((1, 5, 37), (1, 5, 37, 1, 1)):
+        weight = torch.zeros(shape, dtype=torch.float16, device=DEVICE)
+        stream = PhiloxStream(0, 1, "layer", range(3), weight.device, weight.dtype)
+        core = FusedPermuted().sample(weight, stream).core
+        assert core[0, 0].flatten(1).stride() == (40, 1)
+        assert core.untyped_storage().nbytes() == 5 * 40 * core.itemsize
 
 
 # --- Tile sizes. ---
