@@ -145,13 +145,11 @@ class Page:
         """Return the other metrics of workloads: accuracy, bytes of gradients, graphs, tensors alive."""
         return self._markdown(file, quality.metric_sections(self._run(file), operator))
 
-    def ranking(self, file: str, case: str = "*", method: str = "*", variants: Sequence[str] = ("*",)) -> str:
-        """Return the rankings by n_eff per ms of the cases, timing methods and variants that match globs."""
+    def ranking(self, file: str, case: str = "*", variants: Sequence[str] = ("*",)) -> str:
+        """Return the rankings by n_eff per ms of the cases and variants that match globs."""
         run, sections = self._run(file), []
         all_rankings = [ranking for operator in operators(run) for ranking in rankings(run, operator)]
         for ranking in all_rankings:
-            if not fnmatchcase(ranking.grid.method, method):
-                continue
             for ranked_case in ranking.cases:
                 if fnmatchcase(ranked_case.label, case):
                     operator, every = ranked_case.operator, ranking.of(ranked_case)

@@ -88,6 +88,7 @@ def test_different_cases_and_methods_are_different_series() -> None:
     keys = sorted((line.key.case.shape, line.key.case.dtype, line.key.method) for line in result.series)
     of_small = (("bfloat16", "host"), ("float32", "graph"), ("float32", "host"))
     assert keys == [*(("(256, 256)", *key) for key in of_small), ("(512, 512)", "float32", "host")]
+    assert all(f"lower is better (method {method})" in text(result) for method in ("host", "graph"))
     assert history(runs, phase="update").series == ()
     step = [time_row(DENSE, SMALL, 6, 6, phase="step")]
     base = [time_row(BASE, SMALL, 2, 2, phase="step")]

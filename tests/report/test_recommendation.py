@@ -4,7 +4,7 @@ import ast
 
 import msgspec
 
-from esbench.report.analysis.ranking import Recommendation, nearest, recommend
+from esbench.report.analysis.ranking import Recommendation, nearest, rankings, recommend
 from esbench.report.tables.console import warnings
 from esbench.report.tables.quality import quality_sections
 from esbench.report.tables.ranking import best_schemes, ranking_sections
@@ -78,6 +78,26 @@ def test_a_recommendation_has_the_ranking_of_the_tables() -> None:
         low / (flipped.step_interval.high / 1e6),
         high / (flipped.step_interval.low / 1e6),
     )
+
+
+def test_a_ranking_has_the_steps_of_one_method_and_dtype() -> None:
+    """Methods are never ranked together, and neither are dtypes."""
+    graphs = [time_row(FLIPPED, SQUARE, 1.0, phase="step", method="graph")]
+    half = rows(msgspec.structs.replace(SQUARE, dtype="bfloat16"))
+    run = ranking_cases.run([*rows(), *graphs, *half])
+    timed = {
+        (ranking.grid.method, case.dtype): [entry.variant for entry in ranking.of(case) if entry.step_ns]
+        for ranking in rankings(run, "Linear")
+        for case in ranking.cases
+    }
+    ranked = [HADAMARD, ranking_cases.LOW_RANK, CORES, FLIPPED, DENSE]
+    assert timed == {
+        ("host", "float32"): ranked,
+        ("graph", "float32"): [FLIPPED],
+        ("host", "bfloat16"): ranked,
+    }
+    methods = [section.heading_suffix for section in ranking_sections(run, "Linear")]
+    assert methods == [", method host", ", method host", ", method graph"]
 
 
 def test_page_command_and_table_recommend_the_same() -> None:

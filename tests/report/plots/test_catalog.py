@@ -89,6 +89,15 @@ def test_the_page_of_a_run_has_its_standard_plots() -> None:
     ):
         rows = [time_row(v, linear(), 1, 2, phase=phase) for phase in phases for v in (DENSE, BASE)]
         assert [stem for stem, _ in standard_figures(synthetic.run(rows))] == expected
+    rows = [
+        time_row(v, linear(dtype=dtype), 1, 2, method=method)
+        for dtype in ("float32", "bfloat16")
+        for method in ("eager", "graph")
+        for v in (DENSE, BASE)
+    ]
+    endings = ("", "-graph", "-bfloat16", "-graph-bfloat16")
+    stems = [stem for stem, _ in standard_figures(synthetic.run(rows))]
+    assert sorted(stems) == sorted(f"linear-multipliers{ending}" for ending in endings)
 
 
 def test_the_command_draws_stored_runs(tmp_path: Path, capsys: Captured) -> None:
