@@ -486,7 +486,8 @@ def test_operands_may_have_any_strides() -> None:
 def test_rows_of_the_same_memory_have_no_descriptor() -> None:
     """Rows of an expanded tensor, whose stride is 0, are loaded by pointers: TMA needs rows apart."""
     row = normal(0, 1, 1, 1, 64, dtype=torch.float16)
-    assert gemm.describe(row, 16, 64) is not None
+    has_descriptor = gemm.describe(row, 16, 64) is not None
+    assert has_descriptor is not gemm.is_before_hopper(row.device)
     assert gemm.describe(row.expand(1, 8, 1, 64), 16, 64) is None
 
 
