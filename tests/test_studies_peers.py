@@ -9,7 +9,6 @@ import pytest
 from esbench.errors import UserError
 from esbench.report.analysis.peers import OPERATOR, Generations, name
 from esbench.report.plots.peers import generation_times
-from esbench.report.plots.style import WIDTHS
 from esbench.report.readme import Page
 from esbench.report.tables.peers import peer_sections, summary
 from esbench.schema import QUALITY, Case, Measurement, Row, Run, Variant
@@ -132,12 +131,11 @@ def test_the_page_has_the_plot_and_the_tables_of_each_device(tmp_path: Path) -> 
     assert "## Test CPU" in text
 
 
-@pytest.mark.parametrize("width", WIDTHS.values())
-def test_the_plot_has_a_line_for_each_library(width: float) -> None:
+def test_the_plot_has_a_line_for_each_library() -> None:
     """A line ends where its variant has no number; fewer than three populations are not drawn."""
     generations = Generations.of(peers_run())
     assert generations is not None
-    figure = generation_times(generations, width)
+    figure = generation_times(generations)
     assert figure is not None
     lines = {tuple(np.asarray(line.get_xdata())) for line in figure.axes[0].lines}
     assert (64, 256, 2048) in lines
@@ -147,7 +145,7 @@ def test_the_plot_has_a_line_for_each_library(width: float) -> None:
     )
     few = Generations.of(small)
     assert few is not None
-    assert generation_times(few, width) is None
+    assert generation_times(few) is None
 
 
 def test_a_generation_that_was_measured_once_says_so() -> None:

@@ -16,7 +16,7 @@ _LABEL_WIDTH = 0.33
 
 
 @style.use_style()
-def generation_times(generations: Generations, width: float = PAGE) -> Figure | None:
+def generation_times(generations: Generations) -> Figure | None:
     """Draw the time of a generation against the population, for one variant of each library.
 
     The variant is that which is fastest with the most evaluations.
@@ -33,8 +33,8 @@ def generation_times(generations: Generations, width: float = PAGE) -> Figure | 
     points = {variant: line for variant, line in points.items() if len(line) > 1}
     if not points:
         return None
-    figure = Figure(width)
-    (axes,) = figure.panels(1, 1, 3.1 if width == PAGE else 2.6)
+    figure = Figure(PAGE)
+    (axes,) = figure.panels(1, 1, 3.1)
     style.log_axis(axes, "y", [ns / 1e6 for line in points.values() for _, ns in line])
     scale_x(axes, [evaluations(case) for case in cases], figure.panel_width)
     axes.set(xlabel="evaluations in a generation", ylabel="time of a generation (ms)")
@@ -45,7 +45,7 @@ def generation_times(generations: Generations, width: float = PAGE) -> Figure | 
         xs, ys = [x for x, _ in line], [ns / 1e6 for _, ns in line]
         axes.plot(xs, ys, color=look.color, linestyle=look.line, marker=look.marker, markersize=4)
         labels.append(style.Label(xs[-1], ys[-1], name(variant)))
-    style.label_ends(axes, labels, _LABEL_WIDTH * width)
+    style.label_ends(axes, labels, _LABEL_WIDTH * PAGE)
     title = _finding(generations, list(points))
     figure.finish(f"{captions.invalid_note(grid.run)}{title}", style.origin(grid, cases))
     return figure
