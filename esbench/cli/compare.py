@@ -15,9 +15,6 @@ def compare(
         Path, typer.Argument(help="File of the run to compare with: the denominator of ratios.")
     ],
     run_b: Annotated[Path, typer.Argument(help="File of the other run: the numerator.")],
-    across_devices: Annotated[
-        bool, typer.Option("--across-devices", help="Allow runs of different devices.")
-    ] = False,
     tables: Annotated[bool, typer.Option("--tables", help="Print all rows instead of a summary.")] = False,
 ) -> None:
     """Compare two runs: the median shift and the largest changes.
@@ -34,10 +31,9 @@ def compare(
     (a, a_problems), (b, b_problems) = (
         read_stored_run(path, "compare takes two runs' .jsonl files") for path in (run_a, run_b)
     )
-    compared = comparison.compare(a, b, across_devices=across_devices)
+    compared = comparison.compare(a, b)
     for warning, words in (
         ("INVALID, do not use these figures", comparison.invalid(a, b)),
-        ("DIFFERENT DEVICES", comparison.different_devices(a, b)),
         ("UNRELIABLE", comparison.disturbed(compared)),
     ):
         if words:

@@ -42,8 +42,6 @@ def test_a_run_under_load_is_named() -> None:
         assert words in disturbed(side_by_side(times(), times(factor)))
         assert bool(disturbed(side_by_side(times(), times(factor)))) == bool(words)
         assert disturbed(side_by_side(times()[1:], times(factor)[1:])) == ""
-        elsewhere = synthetic.changed(synthetic.run(times(factor)), device_name="Other")
-        assert disturbed(compare(synthetic.run(times()), elsewhere, across_devices=True)) == ""
 
 
 def test_rows_with_different_keys_do_not_match() -> None:
@@ -84,11 +82,10 @@ def test_a_missing_row_has_the_reason_of_the_other_run() -> None:
 
 
 def test_different_devices_are_refused() -> None:
-    """Name, processor, threads, memory and slice are compared, if known; an option allows differences."""
+    """Name, processor, threads, memory and slice are compared, if known."""
     a, b = synthetic.run(times()), synthetic.run(times(), device_name="Other GPU")
-    with pytest.raises(UserError, match=r"A ran on Test CPU, .*B on Other GPU.*--across-devices"):
+    with pytest.raises(UserError, match=r"A ran on Test CPU, .*B on Other GPU"):
         compare(a, b)
-    assert len(compare(a, b, across_devices=True).pairs) == 2
     for field, value_a, value_b, shown in (
         ("cpu", "Zen 2", "Zen 5", "A ran on cpu Zen 2, B on cpu Zen 5"),
         ("threads", 2, 64, "A ran on threads 2, B on threads 64"),
@@ -172,12 +169,9 @@ def test_summary_lists_the_largest_changes_with_and_without_interval() -> None:
 
 
 def test_command_warns_first(tmp_path: Path) -> None:
-    """The first line warns of different devices or an invalid run."""
+    """The first line warns of an invalid run; runs of different devices are an error."""
     files = [stored(tmp_path, synthetic.run(times(), device_name=name)) for name in ("One GPU", "Other GPU")]
     assert isinstance(CliRunner().invoke(app, ["compare", *files]).exception, UserError)
-    shown = CliRunner().invoke(app, ["compare", *files, "--across-devices"])
-    line = "DIFFERENT DEVICES: A ran on One GPU, cpu One GPU, B on Other GPU, cpu Other GPU\n"
-    assert shown.stdout.startswith(line)
     bad = synthetic.run(times(), invalid=("throttled",), run_id="bad")
     files = [stored(tmp_path, synthetic.run(times())), stored(tmp_path, bad)]
     line = "INVALID, do not use these figures: B: throttled\n"
@@ -191,9 +185,9 @@ def test_names_break_no_line(tmp_path: Path) -> None:
     rows = [time_row(odd, SMALL, *EVEN), bytes_row(odd, SMALL, "launches", 3)]
     a = synthetic.changed(synthetic.run(rows, suite="s\nFORGED"), commit="c\nFORGED")
     b = synthetic.run([*rows[:1], bytes_row(odd, SMALL, "launches", 4), time_row(odd, LARGE, *EVEN)])
-    red = synthetic.changed(b, device_name="\x1b[31mred\x07\nFORGED")
-    files = [stored(tmp_path, synthetic.run(times())), stored(tmp_path, red)]
-    command = CliRunner().invoke(app, ["compare", *files, "--across-devices"]).output
+    named = (synthetic.changed(run, device_name="\x1b[31mred\x07\nFORGED", cpu="one") for run in (b, b))
+    files = [stored(tmp_path / f"{n}", run) for n, run in enumerate(named)]
+    command = CliRunner().invoke(app, ["compare", *files]).output
     assert "red" in command
     for shown in (text(compare(a, b)), summary(compare(a, b)), command):
         assert not [line for line in shown.splitlines() if line.strip().startswith("FORGED")]

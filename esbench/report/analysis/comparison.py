@@ -81,7 +81,7 @@ def disturbed(compared: "Comparison") -> str:
         if pair.key.variant.mode == "base" and pair.key.metric.endswith("latency_ns") and pair.ratio
     ]
     factor, pair = max(base_factors, key=lambda entry: entry[0], default=(1.0, None))
-    if pair is None or factor < MIN_DISTURBED_RATIO or different_devices(compared.a, compared.b):
+    if pair is None or factor < MIN_DISTURBED_RATIO:
         return ""
     slower, faster = ("B", "A") if pair.ratio and pair.ratio > 1 else ("A", "B")
     return (
@@ -158,13 +158,10 @@ class Comparison:
         return bool(self.pairs or self.counts or self.equal)
 
 
-def compare(a: Run, b: Run, *, across_devices: bool = False) -> Comparison:
-    """Match the rows of two runs; of different devices only if ``across_devices``, else raise a UserError."""
-    if different_devices(a, b) and not across_devices:
-        raise UserError(
-            f"{different_devices(a, b)}: a ratio of their times does not compare the variants; "
-            "pass --across-devices to show it anyway"
-        )
+def compare(a: Run, b: Run) -> Comparison:
+    """Match the rows of two runs; raise a UserError if they are of different devices."""
+    if devices := different_devices(a, b):
+        raise UserError(f"{devices}: a ratio of their times does not compare the variants")
     rows_a, rows_b = _measured_rows(a), _measured_rows(b)
     pairs = [_pair(key, rows_a[key], rows_b[key]) for key in rows_a if key in rows_b]
     pairs.sort(key=lambda pair: (pair.key.table, -(pair.ratio or 0.0)))  # the largest ratio first
