@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from esbench.cli.options import REPORTS, app, load_entries, note
+from esbench.cli.options import REPORTS, app, load_entries, note, studying
 
 
 @app.command()
@@ -21,19 +21,14 @@ def accuracy(
 
     Example: esbench accuracy --device cpu
     """
-    from esbench.measure.device_lock import lock_device
-    from esbench.measure.environment import environment, resolve_device
-    from esbench.progress import showing
+    from esbench.measure.environment import resolve_device
     from esbench.studies.timer_accuracy import FILES, goals, render
     from esbench.studies.timer_accuracy_run import default_plan, measure
 
     load_entries(None, None)
     device = resolve_device(device)
-    for folder in (results, reports):  # fails now rather than after minutes of measuring
-        folder.mkdir(parents=True, exist_ok=True)
     try:
-        with lock_device(device, "accuracy", note), showing() as progress:
-            here = environment(device)
+        with studying(device, "accuracy", results, reports) as (here, progress):
             note(f"measuring the harness on {device} ({here.device_name})")
             study = measure(default_plan(device), here, progress)
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from esbench.cli.options import FAILED, REPORTS, Plugins, Variants, app, load_usual, note
+from esbench.cli.options import FAILED, REPORTS, Plugins, Variants, app, load_usual, note, studying
 from esbench.errors import UserError
 from esbench.registry import REGISTRY, Entry
 from esbench.schema import Recipe
@@ -53,9 +53,7 @@ def digits(
 
     Example: esbench digits --variants 'Flipped*' --seeds 1
     """
-    from esbench.measure.device_lock import lock_device
-    from esbench.measure.environment import environment, resolve_device
-    from esbench.progress import showing
+    from esbench.measure.environment import resolve_device
     from esbench.studies import digits_run
     from esbench.studies.digits import FILES, reasons, render, verdict
 
@@ -66,10 +64,7 @@ def digits(
         network or [DEFAULT.network],
         {"members": members, "steps": steps, "batch": batch, "sigma": sigma, "learning_rate": learning_rate},
     )
-    for folder in (results, reports):  # fails now rather than after minutes of training
-        folder.mkdir(parents=True, exist_ok=True)
-    with lock_device(device_type, "digits", note), showing() as progress:
-        here = environment(device_type)
+    with studying(device_type, "digits", results, reports) as (here, progress):
         if resume:
             study = FILES.newest_of(here.slug, results)
             digits_run.check_resumable(study, entries, here)

@@ -15,7 +15,8 @@ from esbench.store import summarize_problems
 from esbench.text import fill, printable, short_path
 
 if TYPE_CHECKING:
-    from esbench.schema import Run
+    from esbench.progress import Show
+    from esbench.schema import Environment, Run
     from esbench.store import Problem
 
 FAILED, USAGE, INVALID, INTERRUPTED = 1, 2, 3, 130
@@ -90,6 +91,22 @@ def print_problems(problems: "Iterable[Problem]") -> None:
     shown = (replace(problem, path=Path(short_path(problem.path))) for problem in problems)
     for line in summarize_problems(shown):
         note(f"esbench: {line}")
+
+
+@contextlib.contextmanager
+def studying(device: str, name: str, *folders: Path) -> "Iterator[tuple[Environment, Show]]":
+    """Lock a device for a study; yield the environment, and the function that shows progress.
+
+    The folders of the study are created first: an error now is better than one after minutes.
+    """
+    from esbench.measure.device_lock import lock_device
+    from esbench.measure.environment import environment
+    from esbench.progress import showing
+
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    with lock_device(device, name, note), showing() as progress:
+        yield environment(device), progress
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from esbench.cli.options import REPORTS, Plugins, app, load_entries, note
+from esbench.cli.options import REPORTS, Plugins, app, load_entries, note, studying
 from esbench.errors import UserError
 from esbench.schema import Recipe
 
@@ -50,9 +50,7 @@ def scaling(
 
     Example: esbench scaling --device cpu --ranks 1 --ranks 2
     """
-    from esbench.measure.device_lock import lock_device
-    from esbench.measure.environment import environment, resolve_device
-    from esbench.progress import showing
+    from esbench.measure.environment import resolve_device
     from esbench.studies.scaling import FILES, Link, finding, render, sizes
     from esbench.studies.scaling_run import Plan, measure
 
@@ -68,11 +66,8 @@ def scaling(
     plan = Plan(
         device, tuple(plugin or ()), entries[0].variant.name, recipe, sizes(members, ranks or RANKS), rounds
     )
-    for folder in (results, reports):  # fails now rather than after measuring
-        folder.mkdir(parents=True, exist_ok=True)
     try:
-        with lock_device(device, "scaling", note), showing() as progress:
-            here = environment(device)
+        with studying(device, "scaling", results, reports) as (here, progress):
             note(f"measuring scaling on {device} ({here.device_name})")
             study = measure(entries[0], plan, link, here, progress)
     except KeyboardInterrupt:

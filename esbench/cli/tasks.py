@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esbench.cli.options import FAILED, REPORTS, Plugins, Variants, app, load_entries, note
+from esbench.cli.options import FAILED, REPORTS, Plugins, Variants, app, load_entries, note, studying
 from esbench.errors import UserError
 from esbench.registry import Entry
 from esbench.workload import trainer
@@ -48,9 +48,7 @@ def tasks(
     """
     import msgspec
 
-    from esbench.measure.device_lock import lock_device
-    from esbench.measure.environment import environment, resolve_device
-    from esbench.progress import showing
+    from esbench.measure.environment import resolve_device
     from esbench.studies import tasks_run
     from esbench.studies.digits import reasons
     from esbench.studies.digits_run import check_resumable
@@ -59,10 +57,8 @@ def tasks(
     entries = load_entries(["*"] if resume else variants or list(VARIANTS), plugin)
     device_type = resolve_device(device)
     chosen = [] if resume else _tasks(entries, task, steps)
-    for folder in (results, reports):  # fails now rather than after minutes of training
-        folder.mkdir(parents=True, exist_ok=True)
-    with lock_device(device_type, "tasks", note), showing() as progress:
-        here = msgspec.structs.replace(environment(device_type), threads=1)
+    with studying(device_type, "tasks", results, reports) as (machine, progress):
+        here = msgspec.structs.replace(machine, threads=1)
         if resume:
             study = FILES.newest_of(here.slug, results)
             check_resumable(study, entries, here)
