@@ -192,7 +192,7 @@ MIDDLE = tl.constexpr(2.0**64)
 """Multiplies weights that powers of :func:`bit_as_power` multiply: those of 2^-65 to 2^62 then stay exact."""
 
 AT_ONCE = 8
-"""Members whose words are loaded at a time."""
+"""Members whose words are loaded at a time; half as many in float64, whose sums fill the registers."""
 
 
 @triton.jit
@@ -304,7 +304,7 @@ def centered_sum(words: Tensor, weights: Tensor, p: Tensor) -> Tensor:
             out, halves(words), weights.contiguous(), p.contiguous(),
             members, part_members, depth, width, length, rows, tiles, tap_count,
             p.numel(), outputs * length * tap_count, 1, tap_count, length * tap_count,  # strides
-            AT_ONCE=AT_ONCE, BLOCK_N=block_n,
+            AT_ONCE=AT_ONCE if weights.dtype is torch.float32 else AT_ONCE // 2, BLOCK_N=block_n,
         )  # fmt: skip
     return out[0] if parts == 1 else out.sum(0)
 
