@@ -28,7 +28,12 @@ def z_scores(fitness: Tensor) -> Tensor:
         ValueError: there are fewer than two numbers, or one is not finite.
     """
     _check(fitness, fitness.isfinite(), "finite")
-    differences = fitness.double() - fitness.double().mean()
+    values = fitness.double()
+    # From 0 to 1 equal numbers are exactly 0, and squares neither overflow nor vanish.
+    values = values - values.min()
+    largest = values.max()
+    values = values / largest.where(largest > 0, 1.0)
+    differences = values - values.mean()
     deviation = differences.square().mean().sqrt()
     return differences / deviation.where(deviation > 0, 1.0)
 

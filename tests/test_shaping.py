@@ -43,6 +43,15 @@ def test_order_and_mean(numbers: list[int], shaping: Callable[[Tensor], Tensor])
         assert first == pytest.approx(second, abs=1e-12) if low == high else first <= second + 1e-12
 
 
+@pytest.mark.parametrize("scale", [0.1, -1e-300, 1e300])
+def test_z_scores_of_any_scale(scale: float) -> None:
+    """Scores do not depend on the scale, and are 0 where all are equal, whatever the mean rounds to."""
+    equal, different = torch.ones(3).double(), torch.tensor([0.0, 1.0, 3.0, 4.0]).double()
+    assert not z_scores(scale * equal).any()
+    expected = math.copysign(1, scale) * torch.tensor([-2.0, -1.0, 1.0, 2.0]).double() / math.sqrt(2.5)
+    torch.testing.assert_close(z_scores(scale * different), expected)
+
+
 @pytest.mark.parametrize("shaping", SHAPINGS)
 def test_bad_fitness_is_refused(shaping: Callable[[Tensor], Tensor]) -> None:
     """In a sort, NaN would be the highest fitness."""
