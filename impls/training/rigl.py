@@ -68,7 +68,7 @@ class Schedule:
     Args:
         dense_allocation: share of the weights that is active, in (0, 1].
         T_end: the first step without a move, a whole number; three quarters of all steps work well.
-        delta: steps between two updates.
+        delta: steps between two updates, a whole number.
         alpha: share of the active entries that moves at the start; it falls to zero at ``T_end``.
         grad_accumulation_n: average the dense gradients of this many steps up to and including the update.
         sparsity_distribution: ``uniform``, which leaves the first layer of the network dense, or ``erk``.
@@ -93,12 +93,12 @@ class Schedule:
         has_end = self.static_topo if self.T_end is None else self.T_end >= 1 and self.T_end % 1 == 0
         requirements = {
             "dense_allocation": (0 < self.dense_allocation <= 1, "a share of the weights in (0, 1]"),
-            "T_end": (has_end, "the step from which entries stay; three quarters of all steps work well"),
-            "delta": (self.delta >= 1, "a number of steps, at least 1"),
+            "T_end": (has_end, "the step from which entries stay, a whole number, such as int(0.75 * steps)"),
+            "delta": (self.delta >= 1 and self.delta % 1 == 0, "a whole number of steps, at least 1"),
             "alpha": (0 <= self.alpha <= 1, "a share of the active entries in [0, 1]"),
             "grad_accumulation_n": (
-                1 <= self.grad_accumulation_n <= most_passes,
-                f"1 to {most_passes}, less than delta",
+                1 <= self.grad_accumulation_n <= most_passes and self.grad_accumulation_n % 1 == 0,
+                f"a whole number from 1 to {most_passes:.0f}, less than delta",
             ),
             "sparsity_distribution": (self.sparsity_distribution in get_args(Distribution), "uniform or erk"),
             "growth": (self.growth in get_args(Growth), "gradient or random"),
@@ -131,7 +131,7 @@ class Schedule:
 
     def accumulates_after(self, step: int) -> bool:
         """Return whether the next backward pass adds to the gradients that an update uses."""
-        next_steps = range(step + 1, step + self.grad_accumulation_n + 1)
+        next_steps = range(step + 1, step + int(self.grad_accumulation_n) + 1)
         return self.growth == "gradient" and any(map(self.updates_at, next_steps))
 
     def fraction(self, step: int) -> float:

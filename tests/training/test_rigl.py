@@ -239,8 +239,10 @@ def test_settings_out_of_range_are_refused() -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"dense_allocation": 0}, "dense_allocation 0: expected a share of the weights in (0, 1]"),
         ({"T_end": None}, "T_end None: expected the step"),
-        ({"T_end": 7.5}, "T_end 7.5: expected the step"),
-        ({"grad_accumulation_n": 5}, "grad_accumulation_n 5: expected 1 to 4, less than delta"),
+        ({"T_end": 7.5}, "T_end 7.5: expected the step from which entries stay, a whole number"),
+        ({"delta": 2.5}, "delta 2.5: expected a whole number of steps"),
+        ({"grad_accumulation_n": 5}, "grad_accumulation_n 5: expected a whole number from 1 to 4, less than"),
+        ({"grad_accumulation_n": 1.5}, "grad_accumulation_n 1.5: expected a whole number from 1 to 4"),
         ({"alpha": 1.5}, "alpha 1.5: expected a share of the active entries"),
         ({"growth": "weight"}, "growth 'weight': expected gradient or random"),
         ({"ignore": ["head"]}, "no module 'head'; closest are "),
@@ -264,7 +266,7 @@ def test_settings_out_of_range_are_refused() -> None:
 
 
 def test_calls_written_for_rigl_torch_mean_the_same() -> None:
-    """Settings have their places and defaults, and attributes their names; T_end may be a float.
+    """Settings have their places and defaults, and attributes their names; whole numbers may be floats.
 
     ``uniform`` leaves the first layer of the network dense.
     """
@@ -283,6 +285,8 @@ def test_calls_written_for_rigl_torch_mean_the_same() -> None:
     expected = Schedule(0.1, 15, delta=3, alpha=0.2, static_topo=True, grad_accumulation_n=2)
     assert scheduler.schedule == expected
     scheduler.close()
+    settings[6:] = 0, 2.0
+    RigLScheduler(model, optimizer, *settings).close()
     scheduler = RigLScheduler(model, optimizer, 0.1, T_end=15, delta=3, ignore=["0"])
     assert [layer.name for layer in scheduler.layers] == ["1.weight"]
     scheduler.close()
