@@ -616,6 +616,8 @@ class PerturbedLayer:
                 )
                 raise ValueError(message)
         if parameter.grad is None:
+            if total.stride() != parameter.stride():  # backward() would warn when it adds to it
+                total = torch.empty_like(parameter).copy_(total)
             parameter.grad = total
         else:
             parameter.grad += total
@@ -883,7 +885,7 @@ def perturbed_layers(
     unmatched, used = [], set()
     for name, module in modules.items():
         pattern = next((p for p in patterns if fnmatch.fnmatchcase(name, p)), None)
-        if pattern is None and not isinstance(module, NORMALIZATIONS):
+        if pattern is None and not (patterns and isinstance(module, NORMALIZATIONS)):
             unmatched.append(name or "the model itself")
             continue
         used.add(pattern)

@@ -225,6 +225,18 @@ def test_update_accumulates_like_backward() -> None:
     torch.testing.assert_close(model.weight.grad, full_gradient)
 
 
+def test_a_penalty_may_follow_an_update() -> None:
+    """Gradients have the strides of their parameters, else the penalty's backward() would warn."""
+    model = nn.Linear(3, 2)
+    population = impls.perturb(model, impls.SparsePerturbed(1), members=4, sigma=0.1)
+    population.update(population.sample(0), normal(4))
+    assert model.weight.grad is not None
+    assert model.weight.grad.stride() == model.weight.stride()
+    expected = model.weight.grad + model.weight.sign()
+    model.weight.abs().sum().backward()
+    torch.testing.assert_close(model.weight.grad, expected)
+
+
 def test_huge_utilities_stay_finite() -> None:
     """Utilities whose squares are beyond float64 give a finite and right update."""
     population = impls.perturb(square_layer(torch.float64), impls.Perturbed(), members=4, sigma=0.1)
