@@ -578,7 +578,8 @@ class Population:
         Raises:
             IndexError: the noise has no such member.
         """
-        if not 0 <= member < (count := len(noise.members)):
+        count = len(noise.members)
+        if not 0 <= member < count:
             message = f"member {member} is not in this noise of {count} members: pass 0 to {count - 1}"
             raise IndexError(message)
         return {name: changes[0] for name, changes in self.dense_noise(noise, member, member + 1).items()}
@@ -775,8 +776,12 @@ class Population:
         """Check that noise is that of this population, and of its present sigma and weights.
 
         Raises:
+            TypeError: it is no noise at all.
             ValueError: it is not.
         """
+        if not isinstance(noise, PopulationNoise):
+            message = f"noise must be what sample() returned, got {type(noise).__name__}"
+            raise TypeError(message)
         if noise.owner is not self:
             message = "this noise was drawn by another population: call sample() of this one"
             raise ValueError(message)
@@ -862,7 +867,8 @@ def perturb(  # noqa: PLR0913  each is an independent option
     patterns = _schemes_by_pattern(scheme)
     stream = _select_stream(patterns.values(), stream)
     excluded = matching_names(model, "exclude", exclude)
-    layers = perturbed_layers(trainable_modules(model, excluded), patterns, excluded)
+    modules = trainable_modules(model, excluded)
+    layers = perturbed_layers(modules, patterns, excluded) if modules else []
     left_out = matching_names(model, "optional", optional)
     if not layers:
         message = f"nothing to perturb: every parameter of {type(model).__name__} is frozen or excluded"

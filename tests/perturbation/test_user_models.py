@@ -749,6 +749,12 @@ def test_numbers_out_of_range_are_refused() -> None:
     for part in (range(1, 4), range(0), range(5), range(3), range(-256, 4), range(0, 4, 2)):
         with pytest.raises(ValueError, match="is not a valid part of a population of 4"):
             perturb_layer().sample(0, part)
+    population = perturb_layer()
+    for member in (-1, 4):
+        with pytest.raises(
+            IndexError, match=f"member {member} is not in this noise of 4 members: pass 0 to 3"
+        ):
+            population.member(population.sample(0), member)
 
 
 OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
@@ -775,6 +781,10 @@ OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
         ({"up": impls.Perturbed(), "*": impls.Flipped()}, "'up' matches no layer"),
         ({"up": impls.Perturbed()}, "no pattern matches the layers"),
     )),
+    (impls.perturb, {"model": nn.LayerNorm(3), "scheme": {}, "members": 4, "sigma": 0.1},
+     "no pattern matches the layers the model itself"),
+    (impls.perturb, {"model": nn.ReLU(), "scheme": impls.Perturbed(), "members": 4, "sigma": 0.1},
+     "nothing to perturb: every parameter of ReLU is frozen or excluded"),
     (perturb_layer, {"exclude": ["up"]}, "'up' matches no module"),
 ]  # fmt: skip
 """What is created, its options, and a pattern of the error message."""
@@ -828,6 +838,8 @@ def test_noise_of_another_population_or_parameter_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match="drawn by another population"):
             call()
+    with pytest.raises(TypeError, match=r"noise must be what sample\(\) returned, got Tensor"):
+        population.update(torch.zeros(4), noise)  # type: ignore[arg-type]  # in the wrong order
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     replaced = perturb(model)
     earlier = replaced.sample(0)
