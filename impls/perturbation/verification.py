@@ -295,7 +295,8 @@ def check_rows(
     own dtype, which counts as 1 % of the output at most, plus a few roundings.
 
     Raises:
-        ValueError: a row differs, or no tensor that the model returns has a row for each input row.
+        ValueError: a row differs or is not a number, or no tensor that the model returns has a row for each
+            input row.
     """
     noise = population.sample(secrets.randbelow(2**31))
     y, members = population.call(method, *args, noise=noise, **kwargs), population.members
@@ -329,9 +330,11 @@ def check_rows(
         return join(leaves, 0)
 
     def join(ys: Iterable[Tensor], row: int) -> Tensor:
-        """Return the outputs of a row as one vector in float64."""
+        """Return the outputs of a row as one vector in float64, with the infinities beside the others."""
         pairs = zip(ys, axes, strict=True)
-        return torch.cat([y.select(axis, row).double().flatten() for y, axis in pairs if axis is not None])
+        return _split_infinities(
+            torch.cat([y.select(axis, row).double().flatten() for y, axis in pairs if axis is not None])
+        )
 
     # Copies: functional_call() does not restore a module that a model has under two names.
     narrow_model, wide_model = copy.deepcopy(population.model), copy.deepcopy(population.model).double()
@@ -349,6 +352,11 @@ def check_rows(
         weights = population.effective_weights({name: plain[name] for name in changes}, changes)
         wide_model.load_state_dict(weights, strict=False)
         wide = row_outputs(wide_model, row, torch.float64)
+        if wide.isnan().any():
+            raise ValueError(
+                f"row {row} is not a number in the plain model with the weights of member {member}: call "
+                "verify with weights and inputs that are finite"
+            )
         narrow_model.load_state_dict(population.member(noise, member, negated=is_negated), strict=False)
         narrow_error = max(narrow_error, float((row_outputs(narrow_model, row, None) - wide).norm()))
         expected[repeat, member] = wide
@@ -369,6 +377,11 @@ def check_rows(
                 "rows, draw random numbers, or use copies of weights"
             )
             raise ValueError(message)
+
+
+def _split_infinities(y: Tensor) -> Tensor:
+    """Return a vector with 0 for each infinity, and after it a vector of the infinities' signs."""
+    return torch.cat([y.masked_fill(y.isinf(), 0), y.sign() * y.isinf()])
 
 
 def _choose(count: int) -> list[int]:

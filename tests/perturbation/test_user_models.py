@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -708,6 +709,15 @@ def test_verify_finds_models_that_do_not_work_in_a_population(dtype: torch.dtype
     assert layer.weight is weight
     assert torch.equal(weight, before)
     perturb(Model(lambda model, x: {"y": (model.first(model.second(x)), 1)})).verify(normal(8, 3))  # type: ignore[arg-type, return-value]  # other outputs
+    x, infinity = normal(8, 3), math.inf
+    perturb(Model(lambda model, x: model.first(model.second(x)).masked_fill(x > 0, -infinity))).verify(x)
+    mixed = perturb(Model(lambda model, x: model.first(model.second(x)).masked_fill(x.flip(0) > 0, infinity)))
+    with pytest.raises(ValueError, match=r"row \d \(repeat \d, member \d\) differs"):
+        mixed.verify(x)
+    with pytest.raises(
+        ValueError, match="row 0 is not a number in the plain model with the weights of member"
+    ):
+        population.verify(math.nan * x)
     with pytest.raises(ValueError, match=r"verify compares rows, but the model returned shape \[\]"):
         perturb(Model(lambda model, x: model.first(model.second(x)).sum())).verify(normal(8, 3))
 
