@@ -28,11 +28,12 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 from torch import Generator, Tensor, distributed, nn
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from impls.training.optimizer_in_backward import OptimizerInBackward, Rule, claim
 from impls.training.sparse_masks import (
@@ -380,6 +381,15 @@ class RigLScheduler:
     def is_closed(self) -> bool:
         """Whether ``close()`` was called."""
         return not self._hooks
+
+    @override
+    def __getstate__(self) -> NoReturn:
+        """Refuse copies and pickles, whose hooks would be on the weights of this scheduler.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("a RigLScheduler cannot be copied or pickled: save its state_dict()")
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of everything that another scheduler needs to continue."""

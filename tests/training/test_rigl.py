@@ -1,5 +1,6 @@
 """Training with RigL: masks, weights and optimizer state, saved states, refused uses, several ranks."""
 
+import copy
 import gc
 import itertools
 import math
@@ -296,6 +297,8 @@ def test_calls_written_for_rigl_torch_mean_the_same() -> None:
     scheduler.close()
     scheduler = RigLScheduler(model, optimizer, state_dict=state)  # the state has the setting
     assert [layer.name for layer in scheduler.layers] == ["1.weight", "3.weight"]
+    with pytest.raises(TypeError, match=r"cannot be copied or pickled: save its state_dict\(\)"):
+        copy.deepcopy(scheduler)
     scheduler.close()
     assert not RigLScheduler(model, optimizer, T_end=15, delta=3).layers  # all dense by default
 
