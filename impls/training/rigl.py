@@ -467,6 +467,7 @@ class RigLScheduler:
         """Return a state, or that of rigl-torch in our format.
 
         rigl-torch lists the masks of all modules with a weight but BatchNorm2d, with None where it is dense.
+        Release 0.5.1 lists those of BatchNorm2d too.
 
         Raises:
             ValueError: the weights of the model have other sizes than those in the state of rigl-torch.
@@ -482,7 +483,7 @@ class RigLScheduler:
         if sizes != state["N"]:
             raise ValueError(
                 f"the state of rigl-torch has weights of {state['N']} entries, and the model has {sizes}: "
-                "load a state that was saved with this model"
+                "load a state that was saved with this model, and not by release 0.5.1 if it has BatchNorm2d"
             )
         masks = zip(weights, state["backward_masks"], strict=True)
         sparse = {name: mask for name, mask in masks if mask is not None}
