@@ -57,7 +57,10 @@ def test_the_memory_of_a_call_is_counted() -> None:
 
 @pytest.mark.parametrize("entry", NUMBERS, ids=lambda entry: entry.variant.name)
 def test_no_variant_hoards_or_works_on_another_stream(entry: Entry) -> None:
-    """In each phase a variant keeps no memory, repeats its peak and launches, and uses only one stream."""
+    """In each phase a variant keeps no memory, repeats its peak and launches, and uses only one stream.
+
+    Only a sample of noise that is not stored, but drawn in the forward, launches nothing.
+    """
     workload = build(entry.scheme, CASE, "cuda", 0)
     for phase, call in workload.phases.items():
         workload.enter(phase)
@@ -67,7 +70,7 @@ def test_no_variant_hoards_or_works_on_another_stream(entry: Entry) -> None:
         assert first.peak_bytes == second.peak_bytes
         traced = trace(call, "cuda")
         assert traced == trace(call, "cuda")
-        assert traced.launches > 0
+        assert traced.launches > 0 or (phase == "sample" and not workload.noise_bytes)
         assert traced.other_streams == ()
 
 
