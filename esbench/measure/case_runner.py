@@ -391,9 +391,10 @@ class CaseRunner:
         if not self._base_times or self.context.budget.spare_s <= 0:
             return 1.0
         with self.context.recorder.stopwatch.on("neighbors"):
-            return lasting_slowdown(self._base_times, self._time_base)
+            measure_after_pause = partial(self._time_base, after_pause=True)
+            return lasting_slowdown(self._base_times, self._time_base, measure_after_pause)
 
-    def _time_base(self) -> BaseTimes:
+    def _time_base(self, *, after_pause: bool = False) -> BaseTimes:
         """Return the times of the forward and the step of base by the first clock, if it is set up."""
         times: dict[str, Sequence[float]] = {}
         for phase in BASE_PHASES:
@@ -402,7 +403,8 @@ class CaseRunner:
                 continue
             try:
                 base.workload.enter(phase)
-                phase_times = time_base(base.workload.phases[phase], self.context.instruments.clocks[0])
+                call, clock = base.workload.phases[phase], self.context.instruments.clocks[0]
+                phase_times = time_base(call, clock, after_pause=after_pause)
             except BaseException as error:  # noqa: BLE001  # its rows have the reason
                 classify(error)  # raises a KeyboardInterrupt
             else:

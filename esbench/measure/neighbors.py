@@ -37,9 +37,15 @@ class SlowedDownError(UserError):
     """A variant slows the others down: the process ends, and a new one goes on."""
 
 
-def time_base(call: Call, clock: Clock) -> BaseTimes:
-    """Return the mean times of short visits to a call of base; of one call if it exceeds LONGEST_S."""
+def time_base(call: Call, clock: Clock, *, after_pause: bool = False) -> BaseTimes:
+    """Return the mean times of short visits to a call of base; of one call if it exceeds LONGEST_S.
+
+    After a pause the clock rates of a GPU may be those of an idle one: base is called until they settle.
+    """
     with quiet():
+        settled_s = clock.seconds() + clock.warm_up_s[0] * after_pause
+        while clock.seconds() < settled_s:
+            clock.visit(call, 1)
         start_s = clock.seconds()
         visits = [clock.visit(call, 1).samples]
         visit_s = clock.seconds() - start_s
@@ -62,13 +68,15 @@ def slowdown(before: BaseTimes, after: BaseTimes) -> float:
     return max(ratios, default=1.0)
 
 
-def lasting_slowdown(before: BaseTimes, measure: Callable[[], BaseTimes]) -> float:
+def lasting_slowdown(
+    before: BaseTimes, measure: Callable[[], BaseTimes], measure_after_pause: Callable[[], BaseTimes]
+) -> float:
     """Return the smallest slowdown now and after each pause, or 1 as soon as base is not slower."""
     ratio = slowdown(before, measure())
     for pause_s in PAUSES_S:
         if ratio > 1:
             time.sleep(pause_s)
-            ratio = min(ratio, slowdown(before, measure()))
+            ratio = min(ratio, slowdown(before, measure_after_pause()))
     return ratio
 
 

@@ -1,6 +1,7 @@
 """A variant that slows others down is found when base is timed again after its set-up."""
 
 import itertools
+import math
 import threading
 import time
 from unittest.mock import Mock
@@ -23,6 +24,8 @@ class SlowedWorld(World):
     """A world in which each call of base takes 1 ms and, once something slows it down, 1 ms more."""
 
     extra_s = 0.0
+    busy_s = math.inf
+    """The time for which base was called since a pause; after 0.3 s the device's clock rates have settled."""
     slowed_phase: Phase = "forward"
 
     def slow_down(self, _: object = None) -> None:
@@ -38,6 +41,9 @@ class SlowedWorld(World):
 
         def act(phase: Phase, _: int, turn: int) -> object:
             self.clock.now_s += self.extra_s * (phase == self.slowed_phase)
+            self.busy_s += self.extra_s
+            if 0.15 < self.busy_s < math.inf:  # base takes 1 ms, and 1 ms more
+                self.recover()
             return torch.full((2,), float(turn))
 
         base = FakeScheme("Base", self, cost_s=0.001, phases=("forward", "step"), act=act).entry("base")
@@ -76,6 +82,20 @@ def test_a_variant_that_slows_base_down_ends_the_process(monkeypatch: pytest.Mon
         entries = world.entries(A=FakeScheme("A", world, check=check))
         summary, lines = measure(*entries, phases=("forward",))
         assert (summary.measured, summary.notes) == (4, ())
+
+
+def test_a_device_whose_clock_rates_fell_in_a_pause_is_not_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a pause base is called until the clock rates settle, before its times are compared."""
+    world, watch = SlowedWorld(), Mock(return_value=True)
+    world.clock.warm_up_s = (0.3, 3.0)
+
+    def idle(_: object = None) -> None:
+        world.busy_s = 0.0
+        world.slow_down()
+
+    monkeypatch.setattr(time, "sleep", idle)
+    plan = plan_of(*world.entries(Idle=FakeScheme("Idle", world, check=idle)), phases=("forward",))
+    assert run_cases(plan, list[Record]().extend, lambda *_: None, world.tools, watch=watch).measured == 4
 
 
 def test_a_phase_after_which_base_is_slower_has_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
