@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.torch_version import TorchVersion
 from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
 
 from impls.perturbation.prepared import Trace, record_trace
@@ -19,9 +20,13 @@ from impls.perturbation.verification import restoring
 if TYPE_CHECKING:
     from impls.perturbation.population import Population, PopulationNoise
 
+IS_SUPPORTED = TorchVersion(torch.__version__) >= "2.13"
+"""Whether torch's compiler can call :func:`record_graph` with a population, which is no constant."""
 REASON = (
     "the operations of this population's call cannot be part of a graph, so it runs eagerly: call "
     "population.prepare() outside of compiled code to see why"
+    if IS_SUPPORTED
+    else "before torch 2.13 a population's call cannot be part of a graph, so it runs eagerly"
 )
 
 
@@ -32,6 +37,8 @@ def call(
 
     Where the operations cannot be recorded, the population runs eagerly, which breaks the graph.
     """
+    if not IS_SUPPORTED:
+        return _run_eagerly(population, noise, args, kwargs)
     leaves = tree_leaves((args, kwargs))
     numbers = iter(range(len(leaves)))
     nesting = tree_map(lambda _: next(numbers), (args, kwargs))

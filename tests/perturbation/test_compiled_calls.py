@@ -12,9 +12,12 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 import impls
+from impls.perturbation.compiled import IS_SUPPORTED
 from tests.perturbation.test_models import MODELS, ROWS, SCHEMES, TwoInputs, tokens
 from tests.perturbation.test_prepared import Branching, Remembering, check_equal, population_of
 from tests.scheme_cases import normal
+
+pytestmark = pytest.mark.skipif(not IS_SUPPORTED, reason="needs the compiler of torch 2.13")
 
 EAGER = ("stored weights", "regenerated", "low rank, regenerated")
 """Schemes that run eagerly in compiled code: they draw noise in the forward, or store weights."""

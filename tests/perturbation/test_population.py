@@ -5,6 +5,7 @@ import itertools
 import math
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 import impls
+from impls.perturbation import compiled as compiled_call
 from impls.perturbation import noise as streams
 from impls.perturbation.layer import all_finite
 from impls.perturbation.scheme import AnyScheme
@@ -388,9 +390,19 @@ def test_an_activation_record_is_checked(scheme: AnyScheme) -> None:
                 population.update(noise, utilities, record)
 
 
+@pytest.mark.parametrize("is_supported", [True, False], ids=["this torch", "an older torch"])
 @pytest.mark.parametrize("scheme", [impls.Perturbed(), impls.DropoutMask()], ids=str)
-def test_a_compiled_population_agrees_with_the_eager_one(scheme: AnyScheme) -> None:
-    """A population of a model with several layers gives the same outputs with torch.compile as without."""
+def test_a_compiled_population_agrees_with_the_eager_one(
+    scheme: AnyScheme, is_supported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A population of a model with several layers gives the same outputs with torch.compile as without.
+
+    Before torch 2.13 its call runs eagerly.
+    """
+    recorded = Mock(wraps=compiled_call.record_graph)
+    if not is_supported:
+        monkeypatch.setattr(compiled_call, "IS_SUPPORTED", False)
+        monkeypatch.setattr(compiled_call, "record_graph", recorded)
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4))
     population = impls.perturb(model, scheme, members=5, sigma=0.1, warn=False)
     noise, x = population.sample(0), torch.randn(5, 2, 4, 4)
@@ -402,6 +414,7 @@ def test_a_compiled_population_agrees_with_the_eager_one(scheme: AnyScheme) -> N
 
     compiled: Any = torch.compile(doubled, backend="eager")
     torch.testing.assert_close(compiled(x), doubled(x))
+    assert not recorded.called
 
 
 def draw_from_own_generator(_: impls.Perturbed, weight: Tensor, stream: streams.NoiseStream) -> DenseNoise:
