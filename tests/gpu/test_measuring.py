@@ -82,8 +82,11 @@ def test_twice_the_length_reads_twice_as_long(
     device: Cuda, cycles_per_ns: float, length_ns: int, method: str
 ) -> None:
     """Doubling a kernel's length adds that length to the measured time, within 0.2 % or 0.1 us."""
+    calls = 64 if length_ns <= 1_000_000 else 8  # a long kernel hides the noise of a reading
     once, twice = (
-        fmean(visit(device, spin(round(count * length_ns * cycles_per_ns)), 64, method).samples["latency_ns"])
+        fmean(
+            visit(device, spin(round(count * length_ns * cycles_per_ns)), calls, method).samples["latency_ns"]
+        )
         for count in (1, 2)
     )
     assert twice - once == pytest.approx(length_ns, rel=0.002, abs=100)
