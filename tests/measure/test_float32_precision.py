@@ -68,7 +68,8 @@ def tfloat32(x: Tensor) -> Tensor:
 
     The gradient passes through unchanged, as the rounding error is a constant in autograd.
     """
-    kept = (x.detach().contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+    mantissa, exponent = torch.frexp(x.detach())  # a view as integers has no batching rule in torch 2.11
+    kept = torch.ldexp(torch.trunc(mantissa * 2**11), exponent - 11)
     return x + (kept - x).detach()
 
 
