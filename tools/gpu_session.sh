@@ -201,10 +201,10 @@ part1() {
     --cases "Linear(256, 256)*" --phases sample,forward,update \
     --variants Perturbed --variants "LowRank(rank=1)" --variants "FusedLowRank(rank=1)"
   (($? == 0 || $? == 3)) || stopped="the smoke run failed" # 3: disturbed by others, but it works
-  gpu tests tests_alone 60 alone tests/gpu
+  gpu tests tests_alone 110 alone tests/gpu
   gpu measure members_1M 25 --suite unstored --variants FusedRegenerated --phases forward
-  gpu tests tests_parallel 200 "not alone" -n 14 tests/gpu tests/kernels/launched
-  gpu step tuning 200 "$python" -m impls.kernels.autotune --seconds "{seconds}" --out "$(tuned_table)"
+  gpu tests tests_parallel 180 "not alone" -n 14 tests/gpu tests/kernels/launched
+  gpu step tuning 170 "$python" -m impls.kernels.autotune --seconds "{seconds}" --out "$(tuned_table)"
 }
 
 part2() {
