@@ -30,7 +30,7 @@ from tests.report.report_cases import ROOT
 from tests.report.web_cases import ALERT, EVIL, NEW, OLD, hostile_run, page_data, page_rows, parsed, usual_run
 from tests.synthetic import BASE, DENSE, time_row, variant
 
-QUICK = ROOT / "results/amd-epyc/20261128T220822Z-quick-bfa4.jsonl.gz"
+QUICK = ROOT / "results/amd-epyc/20261129T074518Z-quick-7192.jsonl.gz"
 RANKING = {
     "n_eff / ms": "n_eff / ms",
     "rate, x Perturbed": "x dense noise",
