@@ -191,8 +191,13 @@ def test_a_variant_with_impossible_values_is_not_ranked() -> None:
 def test_arithmetic_may_reach_the_fastest_sample_of_its_peak() -> None:
     """A peak measured while the processor warms up is too low, but its fastest sample was possible."""
     copy, product = synthetic.peaks()
-    row = synthetic.working(time_row(FLIPPED, SQUARE, 4.0, phase="update"), 4.8e7, 1, 1)
-    for fastest, is_ranked in ((8e5, True), (9e5, False)):
+    for flops, fastest, is_ranked in (
+        (4.8e7, 8e5, True),
+        (4.8e7, 9e5, False),
+        (5.2e7, 1.0, False),  # no product is that fast
+        (5.2e7, 0.0, False),
+    ):
+        row = synthetic.working(time_row(FLIPPED, SQUARE, 4.0, phase="update"), flops, 1, 1)
         peak = msgspec.structs.replace(product, samples=(fastest, *(1e6,) * 9))
         measured = synthetic.run([*rows(), row], suite="quality", device_peaks=(copy, peak))
         (ranked,) = [entry for entry in one_ranking(measured).of(SQUARE) if entry.variant == FLIPPED]

@@ -17,6 +17,8 @@ CACHE_BYTES = 2**30
 """More bytes than a cache holds."""
 _ALLOWED_OVER_BASE = 2.0
 """If base exceeds the peak of arithmetic, variants may be up to this many times as far above it as base."""
+_MOST_OVER_PEAK = 1.25
+"""A sample of a peak that is further above it is an error of the timer."""
 DISTURBED = "the peak was measured under a disturbance, so bounds computed from it are too high"
 
 
@@ -46,10 +48,10 @@ def _rate(peak: DevicePeak) -> float | None:
 
 
 def _fastest_over_peak(run: Run, dtype: str) -> float:
-    """Return the rate of the fastest matrix product of a dtype, as a multiple of the peak."""
+    """Return the rate of the fastest matrix product of a dtype as a multiple of the peak, at most 1.25."""
     peaks = [peak for peak in run.device_peaks if peak.kind == "matmul" and peak.dtype == dtype]
-    fastest = max(peak.amount / min(peak.samples) for peak in peaks if _rate(peak))
-    return fastest / (rate(run, "matmul", dtype) or math.inf)
+    fastest = max(peak.amount / (min(peak.samples) or 1.0) for peak in peaks if _rate(peak))
+    return min(fastest / (rate(run, "matmul", dtype) or math.inf), _MOST_OVER_PEAK)
 
 
 def bound_ns(run: Run, dtype: str, work: Work | None) -> float | None:
