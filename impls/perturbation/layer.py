@@ -26,7 +26,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from typing_extensions import override
 
 from impls.perturbation.errors import UnsupportedError
-from impls.perturbation.noise import STREAMS, Noise, NoiseStream
+from impls.perturbation.noise import STREAMS, Noise, NoiseStream, is_reusable
 from impls.perturbation.operators import (
     AbstractOperator,
     ChannelAffine,
@@ -378,6 +378,7 @@ class PerturbedLayer:
         sigma: float = 1.0,
         device: str | None = None,
         stream: type[NoiseStream] | None = None,
+        out: LayerNoise | None = None,
     ) -> LayerNoise:
         """Draw the noise of some members.
 
@@ -388,15 +389,24 @@ class PerturbedLayer:
             sigma: the scale of the noise; only schemes that store perturbed weights read it.
             device: where to draw, by default the weight's device; on ``meta`` only shapes are made.
             stream: the class of the stream, by default the scheme's.
+            out: noise whose memory is overwritten where it fits.
         """
         stream = STREAMS[self.scheme.stream] if stream is None else stream
         weight = self.split_groups(self.weight.detach()).to(device)
-        weight_stream = stream(seed, step, f"{self.name}.weight", members, weight.device, weight.dtype)
+        memory = [] if out is None else out.weight.reusable_tensors()
+        weight_stream = stream(
+            seed, step, f"{self.name}.weight", members, weight.device, weight.dtype, memory=memory
+        )
         noise = self.scheme.prepare(self.scheme.sample(weight, weight_stream), weight, sigma)
+        memory.clear()  # the noise may keep the stream
         drawn_for = self._weight_version() if self.scheme.stores_weight else None
         if self.bias is None:
             return LayerNoise(noise, None, drawn_for)
-        bias_stream = stream(seed, step, f"{self.name}.bias", members, weight.device, self.bias.dtype)
+        if out is not None and out.bias is not None and is_reusable(out.bias):
+            memory = [out.bias]
+        bias_stream = stream(
+            seed, step, f"{self.name}.bias", members, weight.device, self.bias.dtype, memory=memory
+        )
         return LayerNoise(noise, bias_stream.normal("dense", *self.bias.shape), drawn_for)
 
     def _weight_version(self) -> tuple[int, int]:

@@ -51,6 +51,12 @@ def pieces(members: int, member_bytes: int, max_bytes: int) -> Iterator[tuple[in
         yield start, min(start + step, members)
 
 
+def is_reusable(values: Tensor) -> bool:
+    """Whether a tensor fills its memory, and torch lets it be written in the present mode."""
+    fills_memory = values.is_contiguous() and values.untyped_storage().nbytes() == values.nbytes
+    return fills_memory and (torch.is_inference_mode_enabled() or not values.is_inference())
+
+
 def to_nonnegative_int(name: str, value: SupportsIndex) -> int:
     """Convert an integer of any type to ``int``; noise must not depend on the type of a seed or step.
 
@@ -81,6 +87,7 @@ class NoiseStream(ABC):
         device: where to draw; on ``meta`` only shapes are made.
         dtype: dtype of normal values, signs and levels.
         is_shared: whether all members share the draws, see :meth:`shared`.
+        memory: tensors to draw into, where dtype and number of values fit; each is used once.
     """
 
     SHARD_MULTIPLE: ClassVar[int] = 1
@@ -93,6 +100,7 @@ class NoiseStream(ABC):
     device: torch.device
     dtype: torch.dtype
     is_shared: bool = False
+    memory: list[Tensor] = field(default_factory=list, compare=False)
 
     @abstractmethod
     def normal(self, draw: str, *shape: int) -> Tensor:
@@ -182,7 +190,10 @@ class NoiseStream(ABC):
         return replace(self, members=self.members[start:stop])
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return an uninitialized tensor."""
+        """Return an uninitialized tensor, in one of the stream's tensors if one fits."""
+        for index, values in enumerate(self.memory):
+            if values.dtype is dtype and values.numel() == math.prod(shape):
+                return self.memory.pop(index).view(shape)
         return torch.empty(shape, device=self.device, dtype=dtype)
 
 
@@ -382,7 +393,7 @@ class PhiloxStream(NoiseStream):
                 "as an int"
             )
         elements = range(math.prod(shape))
-        values = torch.empty(len(self.members), len(elements), device=self.device, dtype=dtype)
+        values = self._empty((len(self.members), len(elements)), dtype)
         key = philox.DrawKey.of(self.seed, self.step, self.layer, draw)
         members = range(philox.SHARED, philox.SHARED + 1) if self.is_shared else self.members
         return philox.fill(values, distribution, key, members, elements).view(len(values), *shape)
@@ -485,6 +496,11 @@ class Noise:
             elif isinstance(value, Tensor | range) and name not in self.SHARED:
                 narrowed[name] = value[start:stop]
         return replace(self, **narrowed)
+
+    def reusable_tensors(self) -> list[Tensor]:
+        """Return the tensors [m, ...] that new noise may overwrite."""
+        values = (value for name, value in self._values().items() if name not in self.SHARED)
+        return [value for value in values if isinstance(value, Tensor) and is_reusable(value)]
 
     def _values(self) -> dict[str, object]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

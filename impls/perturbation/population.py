@@ -62,19 +62,29 @@ class PopulationNoise:
     Attributes:
         members: the range of members.
         sigma: the population's sigma when the noise was drawn.
-        layers: noise of each layer, by name.
+        layers: noise of each layer, by name; empty once :meth:`Population.sample` has overwritten it.
         owner: the population that drew it; other populations refuse it.
     """
 
     members: range
     sigma: float
-    layers: Mapping[str, LayerNoise]
+    layers: dict[str, LayerNoise]
     owner: "Population"
 
     @property
     def nbytes(self) -> int:
         """Memory in bytes."""
         return sum(noise.nbytes for noise in self.layers.values())
+
+    def check_not_overwritten(self) -> None:
+        """Check that the noise still exists.
+
+        Raises:
+            ValueError: its memory has the noise of a later step.
+        """
+        if not self.layers:
+            message = "sample(..., out=noise) has overwritten this noise: use the noise that it returned"
+            raise ValueError(message)
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors, layer by layer."""
@@ -199,7 +209,9 @@ class Population:
         return math.lcm(self._stream.SHARD_MULTIPLE, *(layer.scheme.shard_multiple for layer in self.layers))
 
     @torch.no_grad()
-    def sample(self, step: int | Tensor, members: range | None = None) -> PopulationNoise:
+    def sample(
+        self, step: int | Tensor, members: range | None = None, *, out: PopulationNoise | None = None
+    ) -> PopulationNoise:
         """Draw the noise of a step.
 
         Noise is a function of seed, step, layer and member. For new noise at each replay of a CUDA graph, use
@@ -213,20 +225,32 @@ class Population:
                 The value of such a tensor is not checked.
             members: the members to draw for, by default all. The range starts at a multiple of
                 :attr:`shard_multiple`, and stops at a multiple or at the last member.
+            out: noise of an earlier step that is no longer needed. Its memory is overwritten where it fits,
+                and it becomes unusable. In a loop, two steps' noise then never exists at once.
 
         Raises:
-            ValueError: the step or the part is invalid.
+            ValueError: the step, the part or ``out`` is invalid.
             RuntimeError: a CUDA graph is being captured, and the step is an int.
         """
         step = self._prepare_step(step)
         part = range(self.members) if members is None else members
         check_shard(part, self.members, self.shard_multiple)
+        old: dict[str, LayerNoise] = {}
+        if out is not None:
+            self._check_owner(out)
+            old.update(out.layers)
+            out.layers.clear()
         return PopulationNoise(
             part,
             self.sigma,
             {
                 layer.name: layer.sample(
-                    self.seed, step, part, sigma=self.sigma * layer.sigma_ratio, stream=self._stream
+                    self.seed,
+                    step,
+                    part,
+                    sigma=self.sigma * layer.sigma_ratio,
+                    stream=self._stream,
+                    out=old.pop(layer.name, None),
                 )
                 for layer in self.layers
             },
@@ -779,16 +803,20 @@ class Population:
             TypeError: it is no noise at all.
             ValueError: it is not.
         """
+        self._check_owner(noise)
+        self.check_sigma_unchanged(noise.sigma)
+        for layer in self.layers:
+            layer.check_parameters()
+            layer.check_noise(noise.layers[layer.name])
+
+    def _check_owner(self, noise: PopulationNoise) -> None:
         if not isinstance(noise, PopulationNoise):
             message = f"noise must be what sample() returned, got {type(noise).__name__}"
             raise TypeError(message)
         if noise.owner is not self:
             message = "this noise was drawn by another population: call sample() of this one"
             raise ValueError(message)
-        self.check_sigma_unchanged(noise.sigma)
-        for layer in self.layers:
-            layer.check_parameters()
-            layer.check_noise(noise.layers[layer.name])
+        noise.check_not_overwritten()
 
     def check_sigma_unchanged(self, drawn_for: float) -> None:
         """Check that sigma is still the one that noise was drawn for.

@@ -142,6 +142,7 @@ class PreparedForward:
         if torch.compiler.is_dynamo_compiling():
             return population(*args, noise=self._noise, **kwargs)
         population.check_sigma_unchanged(self._noise.sigma)
+        self._noise.check_not_overwritten()
         inputs = args if self._is_flat and not kwargs else self._flatten(args, kwargs)
         if len(inputs) != len(self._inputs):
             message = f"got {len(inputs)} tensors, but prepare() got {len(self._inputs)}"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from esbench.registry import Entry
 from esbench.schema import Case
 from esbench.workload import build
-from impls import Population, perturb
+from impls import Population, PopulationNoise, perturb
 from impls.benchmark import inputs
 from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.operators import AbstractOperator, Convolution, Linear, TransposedLinear
@@ -124,6 +124,34 @@ def test_odd_shapes_are_right_or_refused(entry: Entry) -> None:
     layers = [(nn.Linear(i, o), (i,)) for o, i in ((1, 1), (1, 5), (5, 1), (3, 7), (17, 33))]
     check_each(((*layer, members) for layer in layers for members in (1, 3)), check)
     check(nn.Conv2d(1, 1, (2, 3), padding=1), (1, 4, 5), 2)
+
+
+@every_scheme
+@pytest.mark.parametrize("members", [1, 512])
+def test_noise_drawn_into_older_noise_has_the_same_bits(entry: Entry, members: int) -> None:
+    """Also in parts, and without a change of the weights or of what the noise shares with others."""
+    if not suits(entry, PLAIN):
+        return
+    model = fill(nn.Linear(16, 16))
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    stream = "philox" if members == 1 else "block"
+    population = perturb(model, scheme_of(entry), members=members, sigma=0.1, stream=stream, warn=False)
+
+    def bits(noise: PopulationNoise) -> list[Tensor]:
+        dense = population.dense_noise(noise)
+        return [*(values.clone() for values in noise.tensors()), *dense.values()]
+
+    halves = (range(256), range(256, members)) if members > 1 else (None,)
+    parts = [(0, None), (1, None), *((2, part) for part in halves), (0, None)]
+    expected = [bits(population.sample(*part)) for part in parts]
+    noise = None
+    for part, values in zip(parts, expected, strict=True):
+        noise, older = population.sample(*part, out=noise), noise
+        torch.testing.assert_close(bits(noise), values, rtol=0, atol=0, equal_nan=True)
+        if older is not None:
+            with pytest.raises(ValueError, match="has overwritten this noise"):
+                population(normal(members, 16), noise=older)
+    torch.testing.assert_close([*model.parameters()], weights, rtol=0, atol=0)
 
 
 @every_scheme

@@ -32,6 +32,7 @@ from impls.schemes import (
     dropout,
     hadamard,
 )
+from impls.schemes.dense import DenseNoise
 from impls.schemes.lowrank import Factors, RedrawnFactors
 from impls.schemes.regenerated import StreamNoise
 from impls.verify.reference import compute_update
@@ -160,3 +161,26 @@ def test_one_piece_is_alive_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     population(torch.ones(9, 8), noise=noise)
     population.update(noise, torch.ones(9))
     assert alive == [0] * 10
+
+
+def test_new_noise_overwrites_what_was_drawn_and_nothing_shared() -> None:
+    """Noise is drawn into the memory of the given noise; a weight that this noise refers to stays."""
+
+    @dataclass(frozen=True)
+    class Referring(Perturbed):
+        @override
+        def sample(self, weight: Tensor, stream: streams.NoiseStream) -> DenseNoise:
+            values, others = (stream.normal(name, *weight.shape) for name in ("dense", "others"))
+            return DenseNoise(values.add_(others), center=weight)
+
+    model = fill(nn.Linear(8, 8))
+    weight = model.weight.detach().clone()
+    population = perturb(model, Referring(), members=1, sigma=0.1, warn=False)
+    noise = population.sample(0)
+    values, center, bias = noise.tensors()
+    later = population.sample(1, out=noise)
+    assert [x.data_ptr() for x in later.tensors()] == [x.data_ptr() for x in (values, center, bias)]
+    torch.testing.assert_close(model.weight.detach(), weight, rtol=0, atol=0)
+    torch.testing.assert_close(later.tensors(), population.sample(1).tensors(), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="drawn by another population"):
+        perturb(model, Referring(), members=1, sigma=0.1, warn=False).sample(2, out=later)
