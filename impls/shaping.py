@@ -1,14 +1,47 @@
 """Fitness shaping: utilities for :meth:`Population.update` from the fitness of the members.
 
-Each function takes fitness [members], or [2, members] with antithetic sampling, and returns float64 utilities
-of the same shape whose mean is 0. Members of equal fitness have equal utilities.
+Each function takes fitness [members], or [2, members] with antithetic sampling, as a tensor, an array or a
+list of numbers, and returns float64 utilities of the same shape whose mean is 0. Members of equal fitness
+have equal utilities.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+Numbers = Tensor | NDArray[Any] | Sequence[float] | Sequence[Sequence[float]]
+"""What :func:`to_tensor` converts."""
 
-def centered_ranks(fitness: Tensor) -> Tensor:
+
+def to_tensor(name: str, values: Numbers) -> Tensor:
+    """Return real numbers, one for each member or row, as a tensor: those of a list in float64.
+
+    Args:
+        name: the argument's name, for the error.
+        values: a tensor, an array, or a list.
+
+    Raises:
+        TypeError: they are anything else, complex, or a sparse tensor.
+    """
+    if isinstance(values, Tensor):
+        if values.layout is not torch.strided or values.is_complex():
+            got = f"{values.dtype} in {values.layout}"
+            message = f"{name} must be real numbers in a dense tensor, got {got}: convert the tensor"
+            raise TypeError(message)
+        return values.float() if values.dtype is torch.bool else values
+    try:
+        numbers = torch.as_tensor(values, dtype=None if isinstance(values, np.ndarray) else torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        message = f"{name} cannot be converted from {type(values).__name__} ({error}): pass a tensor"
+        raise TypeError(message) from error
+    return to_tensor(name, numbers)
+
+
+def centered_ranks(fitness: Numbers) -> Tensor:
     """Return utilities from -1/2 for the lowest fitness to 1/2 for the highest.
 
     utility = rank / (n - 1) - 1/2 with ranks 0 to n - 1; equal fitness gets its mean rank. The scale of the
@@ -17,16 +50,18 @@ def centered_ranks(fitness: Tensor) -> Tensor:
     Raises:
         ValueError: there are fewer than two numbers, or one is not a number.
     """
+    fitness = to_tensor("fitness", fitness)
     first_rank, end_rank = _ranks(fitness)
     return (first_rank + end_rank - 1).double() / (2 * (fitness.numel() - 1)) - 0.5
 
 
-def z_scores(fitness: Tensor) -> Tensor:
+def z_scores(fitness: Numbers) -> Tensor:
     """Return (fitness - mean) / standard deviation; zeros if all are equal.
 
     Raises:
         ValueError: there are fewer than two numbers, or one is not finite.
     """
+    fitness = to_tensor("fitness", fitness)
     _check(fitness, fitness.isfinite(), "finite")
     values = fitness.double()
     # From 0 to 1 equal numbers are exactly 0, and squares neither overflow nor vanish.
@@ -38,7 +73,7 @@ def z_scores(fitness: Tensor) -> Tensor:
     return differences / deviation.where(deviation > 0, 1.0)
 
 
-def log_ranks(fitness: Tensor) -> Tensor:
+def log_ranks(fitness: Numbers) -> Tensor:
     """Return utilities that are large for the best members and equal for the worse half.
 
     utility = max(0, log(n / 2 + 1) - log(i)) / sum - 1 / n for the i-th best of n members: those of natural
@@ -47,18 +82,20 @@ def log_ranks(fitness: Tensor) -> Tensor:
     Raises:
         ValueError: there are fewer than two numbers, or one is not a number.
     """
+    fitness = to_tensor("fitness", fitness)
     n = fitness.numel()
     position = torch.arange(n, 0, -1, dtype=torch.float64, device=fitness.device)
     weights = (torch.tensor(n / 2 + 1).log() - position.log()).clamp(min=0)
     return _by_rank(fitness, weights / weights.sum())
 
 
-def top_k(fitness: Tensor, k: int) -> Tensor:
+def top_k(fitness: Numbers, k: int) -> Tensor:
     """Return equal utilities for the best k members, and equal ones for all others: 1 / k - 1 / n and -1 / n.
 
     Raises:
         ValueError: k is not from 1 to n - 1, there are fewer than two numbers, or one is not a number.
     """
+    fitness = to_tensor("fitness", fitness)
     n = fitness.numel()
     if not 1 <= k < n:
         message = f"top_k of {n} numbers takes a k from 1 to {n - 1}, got {k}"

@@ -311,6 +311,25 @@ class PerturbedLayer:
                 )
                 raise ValueError(message)
 
+    def check_dtypes(self, noise: LayerNoise) -> None:
+        """Check that weight and bias have the dtypes that the noise was drawn for.
+
+        Raises:
+            ValueError: one has not.
+        """
+        values = [(value, self.weight) for value in vars(noise.weight).values()]
+        if self.bias is not None:
+            values.append((noise.bias, self.bias))
+        for value, parameter in values:
+            if not isinstance(value, Tensor | NoiseStream) or not value.dtype.is_floating_point:
+                continue
+            if value.dtype is not parameter.dtype:
+                message = (
+                    f"the noise of layer {self.name!r} was drawn for a parameter in {value.dtype}, which is "
+                    f"{parameter.dtype} now: call sample() again"
+                )
+                raise ValueError(message)
+
     def check_stored_weight(self, noise: LayerNoise) -> None:
         """Check the numbers of the weight that the noise stores, as torch does not count all changes.
 

@@ -11,8 +11,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import TransformType
@@ -50,6 +52,7 @@ from impls.perturbation.scheme import AbstractScheme, AnyScheme, check_count
 from impls.perturbation.summary import PopulationSummary, noise_bytes, parameter_count, summarize_layer
 from impls.perturbation.verification import check_rows, check_same_axes, find_rows_axes
 from impls.perturbation.wasted_members import warn_of_wasted_members
+from impls.shaping import Numbers, to_tensor
 
 WIDE, SMALLEST = frozenset({torch.float32, torch.float64}), 2.0**-40
 """Dtypes in which sums of utilities between this number and its inverse lose no digits."""
@@ -172,7 +175,7 @@ class Population:
             AttributeError: another attribute would be changed.
         """
         if name == "sigma":
-            check_sigma(value)
+            value = to_sigma(value)
         elif name in vars(self):
             message = f"{name} of a population cannot be changed to {value!r}: call perturb() again"
             raise AttributeError(message)
@@ -374,7 +377,7 @@ class Population:
         self, noise: PopulationNoise, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> int:
         x = _first_tensor(args, kwargs)
-        return _count_rows(x, len(noise.members), antithetic=self.antithetic, axis=self.rows_axis)
+        return _count_rows(x, count_members(noise), antithetic=self.antithetic, axis=self.rows_axis)
 
     def _run(  # noqa: PLR0913, PLR0917  a call and its mode
         self,
@@ -408,8 +411,12 @@ class Population:
             rows_axes=rows_axes,
             batches=batches,
         )
-        with context:
-            y = getattr(self.model, method)(*args, **kwargs)
+        try:
+            with context:
+                y = getattr(self.model, method)(*args, **kwargs)
+        except RuntimeError:
+            self.check_dtypes(noise)
+            raise
         context.check_outputs(y)
         optional = self._optional
         if method != "__call__":
@@ -495,7 +502,7 @@ class Population:
     def update(
         self,
         noise: PopulationNoise,
-        utilities: Tensor,
+        utilities: Numbers,
         record: ActivationRecord | None = None,
         *,
         validate: bool | None = None,
@@ -508,17 +515,23 @@ class Population:
 
         Args:
             noise: the noise that the utilities belong to.
-            utilities: c, [members of ``noise``], on any device. With antithetic sampling [2, members] or
-                [2 * members]: first those of all members with their noise, then with the negated noise.
+            utilities: c, [members of ``noise``], in a tensor on any device, an array or a list. With
+                antithetic sampling [2, members] or [2 * members]: first those of all members with their
+                noise, then with the negated noise.
             record: the second result of :meth:`call_with_activations`, for schemes that learn from rows.
             validate: check that utilities are finite, that gradients which can overflow do not, and that
                 weights which the noise stores have not changed. By default only on a CPU, because the check
                 waits for a GPU.
 
         Raises:
+            TypeError: utilities are no real numbers.
             ValueError: utilities have a wrong shape, a utility or a gradient is not finite, or a scheme
                 needs a record. Layers before the one with the error have been updated.
         """
+        if torch.is_inference_mode_enabled():  # its gradients could not be changed outside of it
+            with torch.inference_mode(mode=False):
+                self.update(noise, utilities, record, validate=validate)
+            return
         self.check_noise(noise)
         members, sides = len(noise.members), 2 if self.antithetic else 1
         device = self.layers[0].weight.device
@@ -538,7 +551,11 @@ class Population:
         for layer in self.layers:
             layer_noise = noise.layers[layer.name]
             layer_factor = factor if layer.sigma_ratio == 1 else factor / layer.sigma_ratio
-            layer.accumulate(layer_noise, c, layer_factor, validate=validate)
+            try:
+                layer.accumulate(layer_noise, c, layer_factor, validate=validate)
+            except RuntimeError:
+                self.check_dtypes(noise)
+                raise
             if layer.learns_from_rows:
                 calls = () if record is None else record.layers.get(layer.name, ())
                 # With antithetic sampling c is a difference of two utilities, of which rows use half.
@@ -602,7 +619,7 @@ class Population:
         Raises:
             IndexError: the noise has no such member.
         """
-        count = len(noise.members)
+        count = count_members(noise)
         if not 0 <= member < count:
             message = f"member {member} is not in this noise of {count} members: pass 0 to {count - 1}"
             raise IndexError(message)
@@ -628,7 +645,8 @@ class Population:
             stop: the member after the last; by default all members.
             update_directions: return the tensors that the update multiplies by utilities instead.
         """
-        stop = len(noise.members) if stop is None else stop
+        members = count_members(noise)
+        stop = members if stop is None else stop
         return {
             name: changes
             if layer.sigma_ratio == 1
@@ -640,7 +658,7 @@ class Population:
         }
 
     @torch.no_grad()
-    def best(self, noise: PopulationNoise, fitness: Tensor) -> dict[str, Tensor]:
+    def best(self, noise: PopulationNoise, fitness: Numbers) -> dict[str, Tensor]:
         """Return the weights of the member with the highest fitness, as :meth:`member` does.
 
         Args:
@@ -650,7 +668,7 @@ class Population:
         Raises:
             ValueError: the fitness has another shape or is not a number, or as for :meth:`member`.
         """
-        members = len(noise.members)
+        members, fitness = count_members(noise), to_tensor("fitness", fitness)
         shape = (2, members) if self.antithetic else (members,)
         if tuple(fitness.shape) != shape:
             message = f"best needs the members' fitness {list(shape)}, got shape {list(fitness.shape)}"
@@ -739,8 +757,14 @@ class Population:
         Args:
             x: the inputs, or targets that belong to them.
             noise: noise of a part of the members; by default the rows are for all members.
+
+        Raises:
+            TypeError: ``x`` is no tensor.
         """
-        members, axis = self.members if noise is None else len(noise.members), self.rows_axis
+        if not isinstance(x, Tensor):
+            message = f"rows() repeats a tensor, got {type(x).__name__}: convert it by torch.as_tensor()"
+            raise TypeError(message)
+        members, axis = self.members if noise is None else count_members(noise), self.rows_axis
         sizes = [*x.shape[:axis], 1 + self.antithetic, x.shape[axis], members, *x.shape[axis + 1 :]]
         rows = x.unsqueeze(axis).unsqueeze(axis + 2).expand(sizes).flatten(axis, axis + 2)
         if axis == 0 and not torch.compiler.is_compiling():
@@ -752,11 +776,12 @@ class Population:
         if not (rows.requires_grad or rows.is_inference() or active_transforms()):
             self._batches[rows] = RepeatedBatch(x.clone(), version_of(rows))
 
-    def fitness(self, per_row: Tensor, noise: PopulationNoise | None = None) -> Tensor:
+    def fitness(self, per_row: Numbers, noise: PopulationNoise | None = None) -> Tensor:
         """Average numbers per row, such as negative losses, over each member's rows.
 
         Args:
-            per_row: a number for each row of the population's input, [repeats * members].
+            per_row: a number for each row of the population's input, [repeats * members], in a tensor, an
+                array or a list.
             noise: the noise, if it is that of a part of the members.
 
         Returns:
@@ -764,16 +789,18 @@ class Population:
             the noise, then those with the negated noise.
 
         Raises:
+            TypeError: ``per_row`` are no real numbers.
             ValueError: ``per_row`` has another shape.
         """
-        if per_row.dim() != 1:
+        values = to_tensor("fitness", per_row)
+        if values.dim() != 1:
             message = (
-                f"fitness needs one number per row, [rows], got shape {list(per_row.shape)}: average first"
+                f"fitness needs one number per row, [rows], got shape {list(values.shape)}: average first"
             )
             raise ValueError(message)
-        members = self.members if noise is None else len(noise.members)
-        _count_rows(per_row, members, antithetic=self.antithetic)
-        values = per_row.to(torch.promote_types(torch.float32, per_row.dtype))
+        members = self.members if noise is None else count_members(noise)
+        _count_rows(values, members, antithetic=self.antithetic)
+        values = values.to(torch.promote_types(torch.float32, values.dtype))
         if self.antithetic:
             return values.view(2, -1, members).mean(1)
         return values.view(-1, members).mean(0)
@@ -810,13 +837,20 @@ class Population:
             layer.check_noise(noise.layers[layer.name])
 
     def _check_owner(self, noise: PopulationNoise) -> None:
-        if not isinstance(noise, PopulationNoise):
-            message = f"noise must be what sample() returned, got {type(noise).__name__}"
-            raise TypeError(message)
+        count_members(noise)  # raises the TypeError
         if noise.owner is not self:
             message = "this noise was drawn by another population: call sample() of this one"
             raise ValueError(message)
         noise.check_not_overwritten()
+
+    def check_dtypes(self, noise: PopulationNoise) -> None:
+        """Check that parameters have the dtypes that noise was drawn for, to explain an error of torch.
+
+        Raises:
+            ValueError: one has not.
+        """
+        for layer in self.layers:
+            layer.check_dtypes(noise.layers[layer.name])
 
     def check_sigma_unchanged(self, drawn_for: float) -> None:
         """Check that sigma is still the one that noise was drawn for.
@@ -886,9 +920,8 @@ def perturb(  # noqa: PLR0913  each is an independent option
     """
     check_count("members", members)
     seed = to_nonnegative_int("seed", seed)
-    sigmas = dict(sigma) if isinstance(sigma, Mapping) else {"*": sigma}
-    for value in sigmas.values():
-        check_sigma(value)
+    patterns_of_sigma = sigma if isinstance(sigma, Mapping) else {"*": sigma}
+    sigmas = {pattern: to_sigma(value) for pattern, value in patterns_of_sigma.items()}
     if rows_axis not in {0, 1}:
         message = f"rows_axis must be 0 or 1, got {rows_axis!r}"
         raise ValueError(message)
@@ -931,11 +964,18 @@ def perturb(  # noqa: PLR0913  each is an independent option
     )
 
 
-def check_sigma(sigma: object) -> None:
-    """Raise a ValueError unless sigma is a finite number above 0."""
-    if isinstance(sigma, bool) or not (isinstance(sigma, int | float) and 0 < sigma < math.inf):
+def to_sigma(sigma: object) -> float:
+    """Convert a real number of any type to ``float``, also one in a tensor or array without axes.
+
+    Raises:
+        ValueError: sigma is not a finite number above 0.
+    """
+    value = sigma.item() if isinstance(sigma, Tensor | np.ndarray) and sigma.ndim == 0 else sigma
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if not 0 < number < math.inf:
         message = f"sigma must be a number above 0, got {sigma!r}"
         raise ValueError(message)
+    return number
 
 
 def _schemes_by_pattern(scheme: AnyScheme | Mapping[str, AnyScheme]) -> dict[str, AnyScheme]:
@@ -970,6 +1010,18 @@ def _select_stream(schemes: Iterable[AnyScheme], name: str | None = None) -> str
     return name
 
 
+def count_members(noise: PopulationNoise) -> int:
+    """Return the number of members of noise.
+
+    Raises:
+        TypeError: it is no noise at all.
+    """
+    if not isinstance(noise, PopulationNoise):
+        message = f"noise must be what sample() returned, got {type(noise).__name__}"
+        raise TypeError(message)
+    return len(noise.members)
+
+
 def has_utilities_shape(values: Tensor, members: int, *, antithetic: bool) -> bool:
     """Return whether a tensor has the shape [members], or [2, members]; other axes may have length 1."""
     is_flat = sum(size != 1 for size in values.shape) <= 1
@@ -977,7 +1029,7 @@ def has_utilities_shape(values: Tensor, members: int, *, antithetic: bool) -> bo
     return values.numel() == count and (is_flat or (antithetic and values.shape[:2] == (2, members)))
 
 
-def combine_antithetic(utilities: Tensor, members: int, device: torch.device, *, antithetic: bool) -> Tensor:
+def combine_antithetic(utilities: Numbers, members: int, device: torch.device, *, antithetic: bool) -> Tensor:
     """Return each member's utility, or with ``antithetic`` the difference of its two, [members].
 
     They are in float64, or in float32 if this is their dtype and they are no differences.
@@ -985,7 +1037,7 @@ def combine_antithetic(utilities: Tensor, members: int, device: torch.device, *,
     Raises:
         ValueError: the shape of the utilities is wrong.
     """
-    values = torch.as_tensor(utilities, device=device)
+    values = to_tensor("utilities", utilities).to(device)
     if not has_utilities_shape(values, members, antithetic=antithetic):
         count = values.numel()
         if count != members * (2 if antithetic else 1):
@@ -1001,8 +1053,8 @@ def combine_antithetic(utilities: Tensor, members: int, device: torch.device, *,
     return c[:members] - c[members:] if antithetic else c
 
 
-def _not_finite(utilities: Tensor) -> str:
-    values = torch.as_tensor(utilities)
+def _not_finite(utilities: Numbers) -> str:
+    values = to_tensor("utilities", utilities)
     count = int((~values.isfinite()).sum())
     return f"{count} of {values.numel()} utilities are not finite: replace them"
 

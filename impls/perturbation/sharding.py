@@ -18,6 +18,7 @@ import esbench
 from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.layer import all_finite
 from impls.perturbation.population import Population, PopulationNoise, has_utilities_shape
+from impls.shaping import Numbers, to_tensor
 
 
 def shard(
@@ -91,7 +92,7 @@ class Shard:
         return self.parts[self.rank]
 
     @torch.no_grad()
-    def evaluate(self, step: int, evaluate: Callable[[PopulationNoise], Tensor]) -> Tensor:
+    def evaluate(self, step: int, evaluate: Callable[[PopulationNoise], Numbers]) -> Tensor:
         """Evaluate this rank's members, and return the fitness of all members, the same on all ranks.
 
         Args:
@@ -130,7 +131,7 @@ class Shard:
         return fitness if self.population.antithetic else fitness[0]
 
     @torch.no_grad()
-    def update(self, utilities: Tensor) -> None:
+    def update(self, utilities: Numbers) -> None:
         """Add the gradient of the whole population to ``.grad``, the same on all ranks.
 
         Args:
@@ -142,6 +143,10 @@ class Shard:
                 the gradient of a rank is not finite. All ranks raise it, and ``.grad`` is not changed.
             RuntimeError: a rank has ended, or the group's time limit is over.
         """
+        if torch.is_inference_mode_enabled():  # its gradients could not be changed outside of it
+            with torch.inference_mode(mode=False):
+                self.update(utilities)
+            return
         parameters = _parameters(self.population)
         gradients, failure = list[Tensor](), None
         try:
@@ -164,7 +169,7 @@ class Shard:
             gradient = values.view_as(parameter).to(parameter.dtype)
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
-    def _own_gradients(self, parameters: list[nn.Parameter], utilities: Tensor) -> list[Tensor]:
+    def _own_gradients(self, parameters: list[nn.Parameter], utilities: Numbers) -> list[Tensor]:
         """Return the gradient of each of this rank's parts as a vector.
 
         Raises:
@@ -174,6 +179,7 @@ class Shard:
             message = "update needs the noise of a step: call evaluate(step, ...) first"
             raise ValueError(message)
         members, antithetic = self.population.members, self.population.antithetic
+        utilities = to_tensor("utilities", utilities)
         if not has_utilities_shape(utilities, members, antithetic=antithetic):
             expected = f"[2, {members}]" if antithetic else f"[{members}]"
             message = (
@@ -191,9 +197,10 @@ class Shard:
             gradients.append(_gradient(self.population, parameters, noise, utilities[:, noise.members]))
         return gradients
 
-    def _fitness(self, values: Tensor, members: int) -> Tensor:
+    def _fitness(self, values: Numbers, members: int) -> Tensor:
         """Return what ``evaluate`` returned as [1, members], or [2, members] with antithetic sampling."""
         antithetic = self.population.antithetic
+        values = to_tensor("the result of evaluate", values)
         if not has_utilities_shape(values, members, antithetic=antithetic):
             expected = f"[2, {members}]" if antithetic else f"[{members}]"
             message = f"evaluate returned fitness of shape {list(values.shape)} instead of {expected}"
