@@ -24,7 +24,7 @@ from typing import Any, Literal, NoReturn, get_args
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.nn.utils import parametrize
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 from typing_extensions import override
 
@@ -397,6 +397,11 @@ def _check_model(model: nn.Module, names: Mapping[nn.Parameter, str]) -> None:
 def _build_ordinary(rule: Rule, names: Mapping[nn.Parameter, str]) -> Optimizer:
     """Build a rule's optimizer and check that it can step with some of its parameters at a time."""
     ordinary = rule(list(names))
+    if isinstance(ordinary, LBFGS):
+        raise ValueError(  # noqa: TRY004  as for every other rule
+            "LBFGS evaluates the loss several times in a step, and a backward pass has one loss: use a "
+            "first-order optimizer"
+        )
     parameters = {parameter for group in ordinary.param_groups for parameter in group["params"]}
     if differing := names.keys() ^ parameters:
         named = ", ".join(names.get(parameter, "a parameter of another model") for parameter in differing)

@@ -28,6 +28,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any, Literal, NoReturn, get_args
 
 import torch
@@ -90,15 +91,21 @@ class Schedule:
     growth: Growth = "gradient"
 
     def __post_init__(self) -> None:
-        most_passes = max(self.delta - 1, 1)
-        has_end = self.static_topo if self.T_end is None else self.T_end >= 1 and self.T_end % 1 == 0
+        most_passes = max(self.delta - 1, 1) if _is_whole(self.delta) else 1
         requirements = {
-            "dense_allocation": (0 < self.dense_allocation <= 1, "a share of the weights in (0, 1]"),
-            "T_end": (has_end, "the step from which entries stay, a whole number, such as int(0.75 * steps)"),
-            "delta": (self.delta >= 1 and self.delta % 1 == 0, "a whole number of steps, at least 1"),
-            "alpha": (0 <= self.alpha <= 1, "a share of the active entries in [0, 1]"),
+            "dense_allocation": (
+                _is_share(self.dense_allocation) and self.dense_allocation > 0,
+                "a share of the weights in (0, 1]",
+            ),
+            "static_topo": (self.static_topo in (True, False), "True or False"),
+            "T_end": (
+                self.static_topo if self.T_end is None else _is_whole(self.T_end),
+                "the step from which entries stay, a whole number, such as int(0.75 * steps)",
+            ),
+            "delta": (_is_whole(self.delta), "a whole number of steps, at least 1"),
+            "alpha": (_is_share(self.alpha), "a share of the active entries in [0, 1]"),
             "grad_accumulation_n": (
-                1 <= self.grad_accumulation_n <= most_passes and self.grad_accumulation_n % 1 == 0,
+                _is_whole(self.grad_accumulation_n) and self.grad_accumulation_n <= most_passes,
                 f"a whole number from 1 to {most_passes:.0f}, less than delta",
             ),
             "sparsity_distribution": (self.sparsity_distribution in get_args(Distribution), "uniform or erk"),
@@ -140,6 +147,16 @@ class Schedule:
         if self.T_end is None or step >= self.T_end:
             return 0.0
         return self.alpha / 2 * (1 + math.cos(math.pi * step / self.T_end))
+
+
+def _is_whole(value: object) -> bool:
+    """Return whether a setting is a whole number of at least 1, of any type."""
+    return isinstance(value, Real) and float(value) >= 1 and float(value).is_integer()
+
+
+def _is_share(value: object) -> bool:
+    """Return whether a setting is a number in [0, 1]."""
+    return isinstance(value, Real) and 0 <= float(value) <= 1
 
 
 class WeakHook:

@@ -42,8 +42,13 @@ def sparsifiable(
         ignore: names of modules to leave out, with everything below them.
 
     Raises:
-        ValueError: the model has no module of a name in ``ignore``, or a layer has no shape yet.
+        ValueError: an option is a text, the model has no module of a name in ``ignore``, or a layer has no
+            shape yet.
     """
+    if ignore_linear_layers not in (True, False):
+        raise ValueError(f"ignore_linear_layers {ignore_linear_layers!r}: expected True or False")
+    if isinstance(ignore, str):
+        raise ValueError(f"ignore must be a list of names, got {ignore!r}: pass [{ignore!r}]")  # noqa: TRY004  as for other values
     modules = dict(model.named_modules())
     for name in sorted(set(ignore) - modules.keys()):
         closest = ", ".join(difflib.get_close_matches(name, filter(None, modules), n=3, cutoff=0.0))

@@ -245,6 +245,19 @@ def test_settings_out_of_range_are_refused() -> None:
         ({"grad_accumulation_n": 5}, "grad_accumulation_n 5: expected a whole number from 1 to 4, less than"),
         ({"grad_accumulation_n": 1.5}, "grad_accumulation_n 1.5: expected a whole number from 1 to 4"),
         ({"alpha": 1.5}, "alpha 1.5: expected a share of the active entries"),
+        *(
+            ({name: "1"}, f"{name} '1': expected {kind}")
+            for name, kind in (
+                ("dense_allocation", "a share of the weights"),
+                ("static_topo", "True or False"),
+                ("T_end", "the step"),
+                ("delta", "a whole number of steps"),
+                ("alpha", "a share of the active entries"),
+                ("grad_accumulation_n", "a whole number from 1 to 4"),
+            )
+        ),
+        ({"ignore": "head"}, "ignore must be a list of names, got 'head': pass ['head']"),
+        ({"ignore_linear_layers": "False"}, "ignore_linear_layers 'False': expected True or False"),
         ({"growth": "weight"}, "growth 'weight': expected gradient or random"),
         ({"ignore": ["head"]}, "no module 'head'; closest are "),
         ({"ignore": ["2", "5", "7"]}, "no linear or convolutional layer"),
