@@ -130,9 +130,9 @@ class Gemm(NamedTuple):
 
     def output(self, tiling: Tiling) -> Output:
         """Return the sizes of the output as an argument of a kernel."""
+        check_rows(self.rows, tiling.block_m)
         tiles = -(-self.rows // tiling.block_m), -(-self.weight.shape[0] // tiling.block_n)
-        for count in (tiles[0] * tiling.block_m, tiles[0] * tiles[1]):
-            grid_of(count)  # kernels count rows and tiles in int32
+        grid_of(*tiles)  # kernels count tiles in int32
         _, members, positions, outputs = self.y.shape
         stride_r, stride_m, stride_p, stride_o = self.y.stride()
         return Output(self.rows, outputs, members, positions, stride_r, stride_m, stride_p, stride_o, *tiles)
@@ -327,6 +327,20 @@ def accumulator_dtype(dtype: torch.dtype) -> tl.dtype:
     return tl.float64 if dtype is torch.float64 else tl.float32
 
 
+def check_rows(rows: int, block_m: int) -> None:
+    """Check that a kernel can count rows [r, m, p] in int32, in whole tiles of ``block_m``.
+
+    Raises:
+        ValueError: there are too many rows.
+    """
+    most = MAX_PROGRAMS // block_m * block_m
+    if rows > most:
+        raise ValueError(
+            f"a kernel takes at most {most} rows (repeats x members x positions), got {rows}: split the "
+            "batch, or evaluate fewer members at once"
+        )
+
+
 def grid_of(*counts: int) -> tuple[int]:
     """Return a one-dimensional grid of the product of these numbers of programs.
 
@@ -338,7 +352,8 @@ def grid_of(*counts: int) -> tuple[int]:
         grid *= count
     if grid > MAX_PROGRAMS:
         raise ValueError(
-            f"a launch of {grid} programs exceeds the limit of {MAX_PROGRAMS}: evaluate fewer members at once"
+            f"a launch of {grid} programs exceeds the limit of {MAX_PROGRAMS}: split the batch, or evaluate "
+            "fewer members at once"
         )
     return (grid,)
 

@@ -463,6 +463,16 @@ def test_no_rows_are_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
             assert product.launch(x, torch.zeros(4, 3, device=DEVICE), 1.0, y, None) is y
 
 
+def test_more_rows_than_a_kernel_can_count_are_refused() -> None:
+    """The error counts rows, not programs, and says to split the batch."""
+    for name in ("flipped in", "dropout of blocks, both sides True"):
+        product = FAMILIES[name].make(Sizes(1, 4, 1, 30, 40), SINGLE, torch.clone)
+        x, y = (torch.zeros(1, device=DEVICE).expand(2**20, 4, 2**9, width) for width in (30, 40))
+        words = r"at most 21474\d{5} rows \(repeats x members x positions\), got 2147483648: split the batch"
+        with pytest.raises(ValueError, match=words):
+            product.launch(x, torch.zeros(40, 30, device=DEVICE), 1.0, y, SMALL)
+
+
 # --- Cases that the comparison with formulas does not cover. ---
 
 
