@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from esbench.registry import REGISTRY, load
 from esbench.report.analysis import roofline
-from esbench.report.analysis.pivot import grids, operators
+from esbench.report.analysis.pivot import UNMEASURED, grids, operators
 from esbench.report.site import all_sections
 from esbench.report.tables import roofline as roofline_tables
 from esbench.report.tables.measured import time_sections
@@ -14,7 +14,18 @@ from esbench.schema import DevicePeak, Row, Work
 from esbench.text import escape
 from tests import synthetic
 from tests.report import ranking_cases
-from tests.synthetic import BASE, DENSE, bytes_row, linear, three, time_row, variant, working
+from tests.synthetic import (
+    BASE,
+    DENSE,
+    bytes_row,
+    failed,
+    linear,
+    skipped,
+    three,
+    time_row,
+    variant,
+    working,
+)
 
 SMALL = linear(256)
 
@@ -35,6 +46,32 @@ def test_every_grid_of_a_run_is_shown_once() -> None:
     titles = [section.title for section in all_sections(run)]
     assert len(titles) == len(set(titles))
     assert titles.index("Linear (64, 64): n_eff per ms") < titles.index("Linear, step: time")
+
+
+def test_reasons_have_a_table_of_times_where_nothing_was_timed() -> None:
+    """A reason has the table of its phase and method; a phase that is lost has one without a method."""
+    plain = variant("Plain")
+    rows: list[Row] = [
+        time_row(DENSE, SMALL, 1.0, phase="step", method="eager"),
+        skipped(DENSE, SMALL, "no graph", "step", method="graph"),
+        skipped(DENSE, SMALL, "one layer", "update", method="layers"),
+        skipped(plain, SMALL, "no device"),
+        skipped(plain, SMALL, "draws no noise", "sample"),
+        failed(plain, SMALL, "raised", "step"),
+    ]
+
+    def shown(rows: list[Row]) -> list[tuple[str, str]]:
+        return [(grid.phase, grid.method) for grid in grids(synthetic.run(rows), "Linear", "_ns")]
+
+    assert shown(rows) == [("step", "eager"), ("step", "graph")]
+    assert shown([*rows, failed(DENSE, SMALL, "raised", "update")]) == [
+        ("update", UNMEASURED),
+        ("step", "eager"),
+        ("step", "graph"),
+    ]
+    timed_base = time_row(BASE, SMALL, 1.0, phase="step")
+    assert shown([timed_base, failed(plain, SMALL, "raised", "step")]) == [("step", "host")]
+    assert shown(rows[3:]) == [("forward", UNMEASURED), ("sample", UNMEASURED), ("step", UNMEASURED)]
 
 
 def test_columns_are_in_the_order_of_the_suite() -> None:

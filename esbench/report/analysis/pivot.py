@@ -207,15 +207,13 @@ def _keys(run: Run, kind: tuple[str, str, bool], suffix: str) -> list[_Key]:
 def _keys_of_reasons(rows: Iterable[Row], timed: Collection[Phase], *, is_empty: bool) -> list[_Key]:
     """Return phase, metric and method of the time grids that show the reasons of skipped rows.
 
-    A reason without a phase is shown in the first phase that was timed. A phase without any time has the
-    method :data:`UNMEASURED` if a variant failed or ran out of memory in it, or if the run is empty.
+    A phase without any time or method has the method :data:`UNMEASURED` if a variant failed or ran out of
+    memory in it, or if the run is empty; reasons for all phases are then shown in the forward.
     """
-    order: tuple[Phase, ...] = ("forward", *PHASES)
-    first = next((phase for phase in order if phase in timed), order[0])
     skipped = [row for row in rows if isinstance(row, Skipped)]
-    keys = [(row.phase or first, LATENCY, row.method) for row in skipped if row.method in _METHODS]
+    keys = [(row.phase, LATENCY, row.method) for row in skipped if row.phase and row.method in _METHODS]
     phases_with_grid = {*timed, *(phase for phase, _, _ in keys)}
-    lost_phases = (row.phase or first for row in skipped if is_empty or _is_lost(row))
+    lost_phases = (row.phase or "forward" for row in skipped if is_empty or _is_lost(row))
     return [*keys, *((phase, LATENCY, UNMEASURED) for phase in lost_phases if phase not in phases_with_grid)]
 
 
