@@ -20,6 +20,9 @@ CONSTRAINTS = Path("constraints.txt")
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 DEPENDENCIES: list[str] = PYPROJECT["project"]["dependencies"]
 PROJECT = ("-e", ".")
+WORKERS = ("-n", "logical", "--maxprocesses", "8", "--dist", "loadgroup")
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""For pytest's workers, which would only compete with each other for more."""
 MEASURING = runpy.run_path("esbench/wheels.py")["MEASURING"]
 """The dependencies of measuring; the others are for reports."""
 READING = [name for name in DEPENDENCIES if not name.startswith("torch")]
@@ -29,9 +32,7 @@ READING = [name for name in DEPENDENCIES if not name.startswith("torch")]
 def tests(session: nox.Session) -> None:
     """Run all tests that need no GPU, on as many cores as there are, up to eight."""
     install(session, *PROJECT, *group("test"))
-    # One thread per worker: more would only compete with each other.
-    workers = ("-n", "logical", "--maxprocesses", "8", "--dist", "loadgroup")
-    session.run("python", "-m", "pytest", *workers, *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    session.run("python", "-m", "pytest", *WORKERS, *session.posargs, env=ONE_THREAD)
 
 
 @nox.session(default=False)
@@ -47,7 +48,7 @@ def tests_gpu(session: nox.Session) -> None:
     run = ("python", "-m", "pytest", "-W", "default")
     parallel = ("-n", "logical", "--maxprocesses", "14", "tests/gpu", "tests/kernels/launched")
     for selection in (("-m", "alone", "tests/gpu"), ("-m", "not alone", *parallel)):
-        session.run(*run, *selection, *session.posargs, env={"OMP_NUM_THREADS": "1"})
+        session.run(*run, *selection, *session.posargs, env=ONE_THREAD)
 
 
 @nox.session(default=False)
@@ -243,10 +244,12 @@ def minimums(session: nox.Session) -> None:
         if canonicalize_name(line.partition("==")[0]) not in replaced
     ]
     lines += [f"{name}=={version}" for name, version in lowest.items() if name not in pinned]
-    constraints = Path(session.create_tmp()) / "minimums.txt"
+    # session.create_tmp() would move the temporary folders of tests into this repository.
+    constraints = Path(session.virtualenv.location) / "minimums.txt"
     constraints.write_text("\n".join(lines) + "\n")
     install(session, *PROJECT, *group("test"), constraints=constraints)
-    session.run("python", "-m", "pytest", "-W", "default")  # old releases may warn about newer ones
+    # Old releases may warn about newer ones.
+    session.run("python", "-m", "pytest", "-W", "default", *WORKERS, env=ONE_THREAD)
 
 
 @nox.session(default=False, python="3.12")
@@ -258,7 +261,7 @@ def oldest(session: nox.Session) -> None:
     """
     lowest = [name.replace(">=", "==") for name in DEPENDENCIES if name.partition(">=")[0] in MEASURING]
     session.install(*lowest, "pytest")
-    folder = Path(session.create_tmp()).resolve()
+    folder = Path(session.virtualenv.location).resolve()
 
     def python(*arguments: str, **variables: str) -> None:
         session.run("python", *arguments, env={"PYTHONPATH": str(Path.cwd()), **variables})
