@@ -314,19 +314,30 @@ def _recommend(
     limit_bytes: float | None,
     forwards: int,
 ) -> "dict[Case, Recommendation]":
-    """Return the recommendation for each case that a run ranks; a step has ``forwards`` forwards."""
+    """Rank the variants on each case of a target, by the run that measured the case best.
+
+    Args:
+        target: the layers; those of a model are ranked by n_eff of the whole model.
+        runs: runs of one device.
+        variants: the candidates, by default all.
+        limit_bytes: the limit of noise and of peak memory.
+        forwards: forwards of a step.
+
+    Returns:
+        The rankings of the cases that a run ranks.
+    """
     from esbench.report.analysis.quality import ALONE, Part
     from esbench.report.analysis.ranking import recommend
     from esbench.report.analysis.rollout import with_forwards_per_step
 
     runs = [with_forwards_per_step(run, forwards) for run in runs]
-    recommendations = {}
-    for case in target.cases:
+
+    def rank(case: Case) -> "Recommendation | None":
         part = Part(*target.parts[case]) if case in target.parts else ALONE
-        recommendation = recommend(runs, case, variants=variants, limit_bytes=limit_bytes, part=part)
-        if recommendation:
-            recommendations[case] = recommendation
-    return recommendations
+        return recommend(runs, case, variants=variants, limit_bytes=limit_bytes, part=part)
+
+    ranked = {case: rank(case) for case in target.cases}
+    return {case: recommendation for case, recommendation in ranked.items() if recommendation}
 
 
 def _answer(

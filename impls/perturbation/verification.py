@@ -170,19 +170,32 @@ def _changing_axis(fewer: torch.Size, more: torch.Size) -> RowsAxis | torch.Size
 def _order_of_fold(
     axis: RowsAxis | torch.Size | None, x: Tensor, changed: Tensor
 ) -> RowsAxis | torch.Size | None:
-    """Return in which order rows and positions are folded into an axis, or None if it is not clear.
+    """Return an axis with the numbers of positions before and after its rows, found by changing a row.
 
-    ``changed`` is the input after the second of three rows has changed.
+    In an axis [before * rows * after], element i belongs to row i // after % rows. Only elements of the row
+    that has changed can differ, which few orders of positions and rows explain.
+
+    Args:
+        axis: the axis, where all positions are taken to be after the rows. Axes without positions, and what
+            is no axis, are returned unchanged.
+        x: the layer's input for three rows.
+        changed: the same after the second row has changed.
+
+    Returns:
+        The axis; None if nothing differs, or if not exactly one order explains it.
     """
     if not isinstance(axis, RowsAxis) or axis.after == 1:
         return axis
+    positions = axis.after
     differs = (x != changed).movedim(axis.axis, 0).reshape(x.shape[axis.axis], -1).any(1)
-    places = torch.arange(len(differs), device=differs.device)
-    orders = []
-    for after in (after for after in range(1, axis.after + 1) if axis.after % after == 0):
-        is_second = places // after % FEW_ROWS[1] == 1
-        if bool(differs.any()) and not bool((differs & ~is_second).any()):
-            orders.append(RowsAxis(axis.axis, axis.after // after, after))
+    elements = differs.nonzero()
+    if not len(elements):
+        return None
+    orders = [
+        RowsAxis(axis.axis, before=positions // after, after=after)
+        for after in range(1, positions + 1)
+        if positions % after == 0 and bool((elements // after % FEW_ROWS[1] == 1).all())
+    ]
     return orders[0] if len(orders) == 1 else None
 
 

@@ -392,11 +392,19 @@ def recommend(
     limit_bytes: float | None = None,
     part: Part = ALONE,
 ) -> Recommendation | None:
-    """Rank a case from one run: a usable run is preferred, then one with more variants, then a newer one.
+    """Rank the variants on a case by the run that measured it best.
 
-    The runs are of one device. Only ``variants`` are ranked, by default all; ``limit_bytes`` limits the noise
-    and the peak memory, each; ``part`` is the layer's share of its network, by default all.
-    Returns None if no run has a ranking of the case that contains any of the variants.
+    A run with any rate is preferred, then a usable run, then one with more rates, then a newer one.
+
+    Args:
+        runs: runs of one device.
+        case: the case.
+        variants: the candidates, by default all.
+        limit_bytes: variants whose noise or peak memory is larger have no rate.
+        part: the case's share of the network that it is a layer of.
+
+    Returns:
+        The ranking; None if no run has one of this case with any of the candidates.
     """
     candidates, history = [], tuple(runs)
     for run in history:
