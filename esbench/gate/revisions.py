@@ -6,9 +6,12 @@ can change its speed (Mytkowicz et al., Producing Wrong Data Without Doing Anyth
 
 import contextlib
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from esbench.gate.records import ARMS, Arm, Revision
 from esbench.git import GENERATED, GitError, git
@@ -16,7 +19,8 @@ from esbench.text import first_names
 
 WORKTREE = "worktree"
 """The revision name for the files in the folder, committed or not."""
-PREFIX = "esbench-gate-"
+PREFIX, LOCK = "esbench-gate-", "lock"
+"""The beginning of the names of temporary folders, and the file in them that their process locks."""
 _AUTHOR = ("-c", "user.name=esbench", "-c", "user.email=esbench@localhost")
 
 
@@ -69,12 +73,16 @@ def resolve(top: Path, asked: str, arm: Arm) -> Revision:
 def check_out(top: Path, revisions: Mapping[Arm, Revision]) -> Iterator[dict[Arm, str]]:
     """Write the files of both revisions into two temporary folders, and delete them afterwards.
 
-    They are not git work trees, so that a crash leaves nothing registered in the repository.
+    They are not git work trees, so that a crash leaves nothing registered in the repository. The next call
+    deletes the folders of a process that was killed: the system has released its lock.
 
     Raises:
         GitError: git fails.
     """
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as temporary:
+    for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
+        with contextlib.suppress(Timeout, OSError), FileLock(lock, timeout=0):
+            shutil.rmtree(lock.parent)
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as temporary, FileLock(Path(temporary) / LOCK):
         folders = {arm: str(Path(temporary).resolve() / arm) for arm in ARMS}
         for arm, folder in folders.items():
             index = _index_in(temporary)

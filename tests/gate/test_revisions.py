@@ -1,6 +1,8 @@
 """Revisions of real repositories: names that are refused, the files of both arms, and complete clean-up."""
 
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -76,6 +78,32 @@ def test_both_revisions_are_checked_out_side_by_side(top: Path, temporary: Path)
     assert state(top) == before
     assert not list(top.rglob("hooked"))
     assert list(temporary.iterdir()) == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from esbench.gate.revisions import check_out, resolve
+top = Path(sys.argv[1])
+with check_out(top, {arm: resolve(top, "HEAD", arm) for arm in ("base", "head")}):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_folders_of_a_killed_process_are_deleted_by_the_next(top: Path, temporary: Path) -> None:
+    """Those of a process that still runs, and folders of other programs, are kept."""
+    other = temporary / f"{gate_revisions.PREFIX}other"
+    other.mkdir()
+    with check_out(top, both(top)) as running:
+        environment = {**os.environ, "TMPDIR": str(temporary)}
+        killed = subprocess.run([sys.executable, "-c", KILLED, str(top)], env=environment, check=False)
+        assert killed.returncode == -signal.SIGKILL
+        assert len(list(temporary.iterdir())) == 3
+        with check_out(top, both(top)) as folders:
+            kept = {Path(running["base"]).parent, Path(folders["base"]).parent, other}
+            assert {*temporary.iterdir()} == kept
+            assert (Path(running["head"]) / "a.txt").exists()
+    assert list(temporary.iterdir()) == [other]
 
 
 def test_a_revision_is_any_name_of_a_commit(top: Path, tmp_path: Path) -> None:
