@@ -22,8 +22,8 @@
 #
 #   cat DIR/part1.tar.gz.* | tar -xz
 #
-# Exit codes: 0 every step that was run is ok; 1 a step failed, none could be run, or results are not packed;
-# 2 usage.
+# Exit codes: 0 every step that was run is ok; 1 a step failed, none could be run, results are not packed, or
+# --wheels found missing packages; 2 usage.
 set -uo pipefail
 
 root=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
