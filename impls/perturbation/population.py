@@ -646,6 +646,7 @@ class Population:
             update_directions: return the tensors that the update multiplies by utilities instead.
         """
         members = count_members(noise)
+        noise.check_not_overwritten()
         stop = members if stop is None else stop
         return {
             name: changes

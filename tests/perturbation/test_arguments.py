@@ -79,7 +79,7 @@ def test_fitness_and_utilities_may_be_lists_and_arrays() -> None:
 
 
 def test_what_is_no_noise_is_refused() -> None:
-    """Each method that takes noise says what it must be."""
+    """Each method that takes noise says what it must be, also for noise whose memory was overwritten."""
     population, x = perturb_linear(), normal(4, 3)
     calls: list[Callable[[Any], object]] = [
         lambda noise: population(x, noise=noise),
@@ -101,6 +101,11 @@ def test_what_is_no_noise_is_refused() -> None:
             for call in takers:
                 with pytest.raises(TypeError, match=r"noise must be what sample\(\) returned, got "):
                     call(noise)
+    overwritten = population.sample(0)
+    population.sample(1, out=overwritten)
+    for call in calls:
+        with pytest.raises(ValueError, match="has overwritten this noise"):
+            call(overwritten)
 
 
 @pytest.mark.parametrize("scheme", PLAIN_SCHEMES, ids=str)
