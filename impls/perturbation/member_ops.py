@@ -65,8 +65,8 @@ def add_factor_products(y: Tensor, inner: Tensor, up: Tensor) -> None:
     if up.shape[2] > MAX_SEPARATE_TERMS:
         y += torch.einsum("rmgk...,mgko->rmgo...", inner, up)
         return
-    for factor, values in zip(up.unbind(2), inner.unbind(3), strict=True):
-        y.addcmul_(values.unsqueeze(3), append_axes(factor, y[0]))
+    for k in range(up.shape[2]):
+        y.addcmul_(inner.narrow(3, k, 1), append_axes(up.select(2, k), y.select(0, 0)))
 
 
 def append_axes(values: Tensor, like: Tensor) -> Tensor:

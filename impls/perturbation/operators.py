@@ -16,9 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-MAX_SEPARATE_INPUTS, SLOW_PRODUCT = 4, 400
-"""Most inputs that are multiplied one by one, in products of fewer flops: torch's bmm computes these by a
-plain loop (ATen/native/LinearAlgebra.cpp), which takes a CPU 5 to 30 times as long."""
+SLOW_PRODUCT = 400
+"""A matrix product of fewer multiplications is a plain loop in torch's bmm (ATen/native/LinearAlgebra.cpp),
+which takes a CPU 1.3 to 30 times as long as elementwise operations."""
+
+MAX_SEPARATE_INPUTS, MIN_SUMMED_INPUTS = 4, 64
+"""Such products multiply few inputs one by one; many inputs, or those of one output, are multiplied and then
+summed."""
 
 
 class AbstractOperator(ABC):
@@ -152,33 +156,43 @@ class Linear(AbstractOperator):
         if has_equal_members(x):  # the members' weights are the outputs of one product
             y = functional.linear(rows[:, 0, 0], weights.flatten(0, 2)).unflatten(-1, weights.shape[:3])
             return y.movedim(1, 4) if x.dim() > 4 else y  # noqa: PLR2004  with tokens
-        if _is_elementwise(len(x) * x.shape[4:].numel(), weights):
+        count = _rows_per_member(x)
+        if _is_elementwise(count, weights):
             # [m, 1, o] broadcasts to outputs without tokens, [m, 1, 1, o] to those with tokens.
             first, *others = weights.unsqueeze(2).unbind(4) if x.dim() > 4 else weights.unbind(3)  # noqa: PLR2004  tokens
             y = rows[..., :1] * first
             for index, factor in enumerate(others, start=1):
                 y = torch.addcmul(y, rows[..., index : index + 1], factor)  # not in place, for derivatives
             return _swap_tokens(y)
+        if _is_sum_of_products(count, weights):
+            weights = weights.unsqueeze(2) if x.dim() > 4 else weights  # noqa: PLR2004  with tokens
+            return _swap_tokens((rows.unsqueeze(-2) * weights).sum(-1))
         return self._as_activations(torch.bmm(self._member_rows(rows), weights[:, 0].mT), rows)
 
     @override
     def apply_with_biases(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
-        if biases is None or not x.dtype == weights.dtype == biases.dtype:
+        matrices = self._matrices(weights)
+        if (
+            biases is None
+            or not x.dtype == weights.dtype == biases.dtype
+            or _is_sum_of_products(_rows_per_member(x), matrices)
+        ):
             return super().apply_with_biases(x, weights, biases)
         rows = _swap_tokens(x)
-        matrices = self._matrices(weights)[:, 0]
-        y = torch.baddbmm(biases.unsqueeze(1), self._member_rows(rows), matrices.mT)
+        y = torch.baddbmm(biases.unsqueeze(1), self._member_rows(rows), matrices[:, 0].mT)
         return self._as_activations(y, rows)
 
     @staticmethod
     def _member_rows(rows: Tensor) -> Tensor:
         """Arrange rows [r, m, 1, *tokens, i] by member: [m, r * tokens, i]; a linear layer has one group."""
-        return rows[:, :, 0].transpose(0, 1).flatten(1, -2)
+        members = rows[:, :, 0].transpose(0, 1)
+        return members if members.dim() == 3 else members.flatten(1, -2)  # noqa: PLR2004  without tokens
 
     @staticmethod
     def _as_activations(y: Tensor, rows: Tensor) -> Tensor:
         """Arrange outputs [m, r * tokens, o] of these rows as activations."""
-        y = y.unflatten(1, (len(rows), *rows.shape[3:-1]))
+        if rows.dim() > 4:  # noqa: PLR2004  with tokens
+            y = y.unflatten(1, (len(rows), *rows.shape[3:-1]))
         return _swap_tokens(y.transpose(0, 1).unsqueeze(2))
 
     @override
@@ -213,6 +227,11 @@ def _swap_tokens(values: Tensor) -> Tensor:
     return values.mT if values.dim() > 4 else values  # noqa: PLR2004  with tokens
 
 
+def _rows_per_member(x: Tensor) -> int:
+    """Return how many rows and tokens of activations [r, m, 1, c, *tokens] a member has."""
+    return x.shape[0] * x.shape[4:].numel()
+
+
 def _is_elementwise(rows: int, weights: Tensor) -> bool:
     """Return whether few elementwise operations are faster than a product with each member's weight.
 
@@ -223,6 +242,14 @@ def _is_elementwise(rows: int, weights: Tensor) -> bool:
     outputs, inputs = weights.shape[2:]
     is_small = inputs <= MAX_SEPARATE_INPUTS and rows * inputs * outputs < SLOW_PRODUCT
     return inputs == 1 or (is_small and weights.dtype.itemsize >= torch.float32.itemsize)
+
+
+def _is_sum_of_products(rows: int, weights: Tensor) -> bool:
+    """Return whether a multiplication and a sum are faster than a product with each member's weight."""
+    outputs, inputs = weights.shape[2:]
+    is_small = rows * inputs * outputs < SLOW_PRODUCT and (outputs == 1 or inputs >= MIN_SUMMED_INPUTS)
+    is_wide = weights.dtype.itemsize >= torch.float32.itemsize  # products are not rounded before the sum
+    return is_small and is_wide and weights.is_cpu and not _is_autocast(weights)
 
 
 def _is_autocast(weights: Tensor) -> bool:

@@ -43,20 +43,21 @@ def test_a_convolution_agrees_with_torch(data: st.DataObject) -> None:
 
 def test_linear_layers_and_scales_agree_with_torch() -> None:
     """Linear layers with any middle axes, and scales of channels or of trailing axes, agree with torch."""
-    for between in ((), (3,), (3, 2)):
-        rows, matrix = torch.randn(6, *between, 4).double(), torch.randn(5, 4).double()
+    # Small products of many inputs are sums of elementwise products.
+    for between, o, i in (((), 5, 4), ((3,), 5, 4), ((3, 2), 5, 4), ((), 2, 64), ((3,), 1, 64)):
+        rows, matrix = torch.randn(6, *between, i).double(), torch.randn(o, i).double()
         linear = Linear()
         x = linear.from_batch(rows, 3)
         shared = linear.apply_shared(x, matrix.unsqueeze(0))
-        batched = linear.apply_per_member(x, matrix.unsqueeze(0).expand(3, 1, 5, 4))
+        batched = linear.apply_per_member(x, matrix.unsqueeze(0).expand(3, 1, o, i))
         torch.testing.assert_close(linear.to_batch(shared, rows), nn.functional.linear(rows, matrix))
         torch.testing.assert_close(batched, shared)
-        equal, weights = x[:, :1].expand(-1, 3, *x.shape[2:]), torch.randn(3, 1, 5, 4).double()
+        equal, weights = x[:, :1].expand(-1, 3, *x.shape[2:]), torch.randn(3, 1, o, i).double()
         expected = linear.apply_per_member(equal.contiguous(), weights)
         torch.testing.assert_close(linear.apply_per_member(equal, weights), expected)
         for output in (shared, linear.apply_per_member(x[:, :, :, :1], weights[..., :1])):  # the input layout
             assert linear.to_batch(output, rows).data_ptr() == output.data_ptr(), "outputs were copied"
-        biases, transposed = torch.randn(3, 5).double(), TransposedLinear()
+        biases, transposed = torch.randn(3, o).double(), TransposedLinear()
         expected = linear.apply_per_member(x, weights)
         expected += linear.bias(biases, expected)
         torch.testing.assert_close(linear.apply_with_biases(x, weights, biases), expected)
