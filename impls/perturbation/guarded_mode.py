@@ -39,8 +39,9 @@ class RecordedMode(MemberFunctionMode):
         return super().__enter__()
 
 
-WRITTEN_OUT_BYTES = 2**20
-"""Up to this memory of a layer's weights of all members, one product with them is the fastest forward."""
+WRITTEN_OUT_BYTES, WRITTEN_OUT_BYTES_OF_DENSE = 2**20, 2**24
+"""Up to this memory of a layer's weights of all members, one product with them is the fastest forward; the
+second is for noise that takes as much memory."""
 
 
 class PreparedMode(RecordedMode):
@@ -55,14 +56,15 @@ class PreparedMode(RecordedMode):
     ) -> Tensor:
         # In narrow dtypes rounding of the sums would change the noise.
         is_wide = layer.weight.itemsize >= 4 and not torch.is_autocast_enabled(x.device.type)  # noqa: PLR2004  bytes
-        size = self._sides * self._members * layer.weight.nbytes
-        if not (isinstance(operator, Linear) and is_wide and size <= WRITTEN_OUT_BYTES):
-            return super()._forward(layer, operator, x, has_bias=has_bias)
         noise, sigma = self._noise[layer.name], self._sigma * layer.sigma_ratio
+        size = self._members * layer.weight.nbytes
+        limit = WRITTEN_OUT_BYTES_OF_DENSE if noise.weight.nbytes >= size else WRITTEN_OUT_BYTES
+        if not (isinstance(operator, Linear) and is_wide and self._sides * size <= limit):
+            return super()._forward(layer, operator, x, has_bias=has_bias)
         if not has_bias:
             noise = replace(noise, bias=None)
         return layer.forward_written_out(
-            operator, x, noise, self._members, sigma, antithetic=self._antithetic
+            operator, x, noise, self._members, sigma, antithetic=self._antithetic, is_constant=True
         )
 
 

@@ -504,12 +504,13 @@ class PerturbedLayer:
         sigma: float,
         *,
         antithetic: bool,
+        is_constant: bool = False,
     ) -> Tensor:
         """Compute the forward with the members' written-out weights, which torch can differentiate.
 
         Schemes change tensors in place and write to ``out=``, which derivatives and vmap do not allow. The
         parameters get no gradient: they are not the members' weights. Antithetic halves are computed as
-        twice the members.
+        twice the members. With ``is_constant`` many calls with the same noise follow.
         """
         scales = (sigma, -sigma) if antithetic else (sigma,)
         dense, weight = self._written_out(noise), self.split_groups(self.weight.detach())
@@ -523,7 +524,7 @@ class PerturbedLayer:
         x = op.from_batch(rows, members).unflatten(0, (len(scales), -1)).transpose(0, 1).flatten(1, 2)
         if has_equal_members(x):  # rows of one memory have different derivatives
             x = x.contiguous()
-        y = op.apply_with_biases(x, weights, biases)
+        y = op.apply_with_biases(x, weights, biases, is_constant=is_constant)
         y = y.unflatten(1, (len(scales), members)).transpose(0, 1).flatten(0, 1)
         return op.to_batch(y, rows)
 

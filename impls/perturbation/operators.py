@@ -9,6 +9,7 @@ zeros need no code here: torch's module pads before it calls the convolution.
 import itertools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,9 @@ which takes a CPU 1.3 to 30 times as long as elementwise operations."""
 MAX_SEPARATE_INPUTS, MIN_SUMMED_INPUTS = 4, 64
 """Such products multiply few inputs one by one; many inputs, or those of one output, are multiplied and then
 summed."""
+
+WIDE = 8
+"""Outputs for each input from which a product with constant weights adds multiples of contiguous factors."""
 
 
 class AbstractOperator(ABC):
@@ -66,8 +70,18 @@ class AbstractOperator(ABC):
             return torch.addcmul(product, y, scale, out=out)
         return torch.add(product, y, alpha=scale, out=out) if scale else y.copy_(product)
 
-    def apply_with_biases(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
-        """Apply the members' weights, and add their biases [m, *bias]."""
+    def apply_with_biases(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        biases: Tensor | None,
+        *,
+        is_constant: bool = False,  # noqa: ARG002  for linear layers
+    ) -> Tensor:
+        """Apply the members' weights, and add their biases [m, *bias].
+
+        If many inputs follow with these weights (``is_constant``), they may be copied to a faster layout.
+        """
         y = self.apply_per_member(x, weights)
         return y if biases is None else y + self.bias(biases, y)
 
@@ -160,25 +174,32 @@ class Linear(AbstractOperator):
         if _is_elementwise(count, weights):
             # [m, 1, o] broadcasts to outputs without tokens, [m, 1, 1, o] to those with tokens.
             first, *others = weights.unsqueeze(2).unbind(4) if x.dim() > 4 else weights.unbind(3)  # noqa: PLR2004  tokens
-            y = rows[..., :1] * first
-            for index, factor in enumerate(others, start=1):
-                y = torch.addcmul(y, rows[..., index : index + 1], factor)  # not in place, for derivatives
-            return _swap_tokens(y)
+            return _swap_tokens(_add_multiples(rows[..., :1] * first, rows[..., 1:], others))
         if _is_sum_of_products(count, weights):
             weights = weights.unsqueeze(2) if x.dim() > 4 else weights  # noqa: PLR2004  with tokens
             return _swap_tokens((rows.unsqueeze(-2) * weights).sum(-1))
         return self._as_activations(torch.bmm(self._member_rows(rows), weights[:, 0].mT), rows)
 
     @override
-    def apply_with_biases(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
-        matrices = self._matrices(weights)
+    def apply_with_biases(
+        self, x: Tensor, weights: Tensor, biases: Tensor | None, *, is_constant: bool = False
+    ) -> Tensor:
+        matrices, count = self._matrices(weights), _rows_per_member(x)
         if (
             biases is None
             or not x.dtype == weights.dtype == biases.dtype
-            or _is_sum_of_products(_rows_per_member(x), matrices)
+            or _is_sum_of_products(count, matrices)
         ):
             return super().apply_with_biases(x, weights, biases)
         rows = _swap_tokens(x)
+        outputs, inputs = matrices.shape[2:]
+        if is_constant and outputs >= WIDE * inputs and _is_elementwise(count, matrices):
+            start, factors = biases.unsqueeze(1), matrices.movedim(3, 0).contiguous()
+            if x.dim() > 4:  # noqa: PLR2004  with tokens
+                start, factors = start.unsqueeze(2), factors.unsqueeze(3)
+            return _swap_tokens(_add_multiples(start, rows, factors.unbind()))
+        if is_constant and outputs > inputs and count * outputs * inputs >= SLOW_PRODUCT:
+            matrices = matrices.mT.contiguous().mT  # a vector times contiguous rows is faster
         y = torch.baddbmm(biases.unsqueeze(1), self._member_rows(rows), matrices[:, 0].mT)
         return self._as_activations(y, rows)
 
@@ -225,6 +246,13 @@ class Linear(AbstractOperator):
 def _swap_tokens(values: Tensor) -> Tensor:
     """Swap features and tokens, if there are tokens: [r, m, 1, c, tokens] <-> [r, m, 1, tokens, c]."""
     return values.mT if values.dim() > 4 else values  # noqa: PLR2004  with tokens
+
+
+def _add_multiples(y: Tensor, rows: Tensor, factors: Sequence[Tensor]) -> Tensor:
+    """Return y plus each input, of the last axis of ``rows``, times its factor."""
+    for index, factor in enumerate(factors):
+        y = torch.addcmul(y, rows[..., index : index + 1], factor)  # not in place, for derivatives
+    return y
 
 
 def _rows_per_member(x: Tensor) -> int:

@@ -43,8 +43,9 @@ def test_a_convolution_agrees_with_torch(data: st.DataObject) -> None:
 
 def test_linear_layers_and_scales_agree_with_torch() -> None:
     """Linear layers with any middle axes, and scales of channels or of trailing axes, agree with torch."""
-    # Small products of many inputs are sums of elementwise products.
-    for between, o, i in (((), 5, 4), ((3,), 5, 4), ((3, 2), 5, 4), ((), 2, 64), ((3,), 1, 64)):
+    # Small products, and those with constant weights, are computed by other operations.
+    small, wide = (((), 2, 64), ((3,), 1, 64)), (((), 16, 2), ((3,), 16, 2), ((3,), 16, 8))
+    for between, o, i in (((), 5, 4), ((3,), 5, 4), ((3, 2), 5, 4), *small, *wide):
         rows, matrix = torch.randn(6, *between, i).double(), torch.randn(o, i).double()
         linear = Linear()
         x = linear.from_batch(rows, 3)
@@ -60,8 +61,11 @@ def test_linear_layers_and_scales_agree_with_torch() -> None:
         biases, transposed = torch.randn(3, o).double(), TransposedLinear()
         expected = linear.apply_per_member(x, weights)
         expected += linear.bias(biases, expected)
-        torch.testing.assert_close(linear.apply_with_biases(x, weights, biases), expected)
-        torch.testing.assert_close(transposed.apply_with_biases(x, weights.mT, biases), expected)
+        for is_constant in (False, True):
+            y = linear.apply_with_biases(x, weights, biases, is_constant=is_constant)
+            torch.testing.assert_close(y, expected)
+            y = transposed.apply_with_biases(x, weights.mT, biases, is_constant=is_constant)
+            torch.testing.assert_close(y, expected)
         assert (
             transposed.empty_output(x, weights[0].mT).stride() == linear.apply_shared(x, weights[0]).stride()
         )

@@ -17,7 +17,9 @@ from tests.scheme_cases import fill, normal
 STORED = {name: scheme for name, scheme in SCHEMES.items() if "regenerated" not in name}
 SIMILAR = {"LSTM", "GRU", "RNN", "TransformerEncoder", "language model", "time before rows"}
 """Models whose functions the other models call too."""
-LIMIT = "impls.perturbation.guarded_mode.WRITTEN_OUT_BYTES"
+LIMITS = [
+    f"impls.perturbation.guarded_mode.{name}" for name in ("WRITTEN_OUT_BYTES", "WRITTEN_OUT_BYTES_OF_DENSE")
+]
 TRACED = [name for name in MODELS if name not in SIMILAR]
 
 
@@ -41,7 +43,8 @@ def test_models_and_schemes(number: int, name: str, monkeypatch: pytest.MonkeyPa
     Tracing takes a while, so each model has only one of the schemes. Every other model writes no weights out.
     """
     if number // 2 % 2:
-        monkeypatch.setattr(LIMIT, 0)
+        for limit in LIMITS:
+            monkeypatch.setattr(limit, 0)
     schemes = itertools.cycle(STORED.values())
     model, x = MODELS[name]()
     scheme = next(itertools.islice(schemes, number, None))
@@ -55,7 +58,8 @@ def test_schemes(scheme: Any, antithetic: bool, monkeypatch: pytest.MonkeyPatch)
     """Each scheme on a linear layer: with its own product, and with the weights of a small layer."""
     for limit in (0, MEMBERS * (2 if antithetic else 1) * 12 * 8):
         with monkeypatch.context() as patch:
-            patch.setattr(LIMIT, limit)
+            for path in LIMITS:
+                patch.setattr(path, limit)
             population, x = population_of(nn.Linear(4, 3), scheme, antithetic=antithetic), normal(ROWS, 4)
             check_prepared(population, x, patch)
         operations = [node.name for node in population.traces[0].recorded.graph.nodes]
