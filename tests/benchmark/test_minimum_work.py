@@ -47,6 +47,13 @@ def additions(total: Tensor, dim: int, index: Tensor, source: Tensor, **options:
 
 
 @gets_tensors
+def sums(values: Tensor, *arguments: Any, **options: Any) -> int:
+    """Count an addition for each value that is summed."""
+    del arguments, options
+    return values.numel()
+
+
+@gets_tensors
 def matrix_vector_product(matrix: Tensor, vector: Tensor, **options: Any) -> int:
     """Count a matrix-vector product, which torch's counter leaves out."""
     del vector, options
@@ -67,6 +74,7 @@ ELEMENTWISE = {
     **dict.fromkeys((ATEN.add, ATEN.add_, ATEN.sub, ATEN.mul, ATEN.mul_), elementwise),
     **dict.fromkeys((ATEN.addcmul, ATEN.addcmul_, ATEN.lerp), multiply_adds),
     **dict.fromkeys((ATEN.scatter_add_, ATEN.index_add_), additions),
+    ATEN.sum: sums,
     ATEN.mv: matrix_vector_product,
     ATEN._embedding_bag_forward_only: sums_of_rows,  # noqa: SLF001  torch's name
 }
