@@ -168,9 +168,9 @@ def kernels(session: nox.Session) -> None:
 @nox.session(default=False)
 def sanitize(session: nox.Session) -> None:
     """Run the kernels' tests under CUDA's compute-sanitizer: nothing out of bounds, no race."""
-    install(session, *PROJECT, *group("test"))
     if not shutil.which("compute-sanitizer"):
         session.error("sanitize needs compute-sanitizer, which comes with the CUDA toolkit, and a CUDA GPU")
+    install(session, *PROJECT, *group("test"))
     for tool in ("memcheck", "racecheck"):
         session.run(
             *("compute-sanitizer", "--tool", tool, "--error-exitcode", "1", "--target-processes", "all"),
