@@ -649,9 +649,8 @@ class Population:
         noise.check_not_overwritten()
         stop = members if stop is None else stop
         return {
-            name: changes
-            if layer.sigma_ratio == 1
-            else changes * layer.sigma_ratio ** (-1 if update_directions else 1)
+            # A product also where the factor is 1: a scheme may return its noise, which sample() overwrites.
+            name: changes * layer.sigma_ratio ** (-1 if update_directions else 1)
             for layer in self.layers
             for name, changes in layer.dense_noise(
                 noise.layers[layer.name].narrow(start, stop), update_directions=update_directions
