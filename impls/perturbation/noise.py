@@ -53,6 +53,8 @@ def pieces(members: int, member_bytes: int, max_bytes: int) -> Iterator[tuple[in
 
 def is_reusable(values: Tensor) -> bool:
     """Whether a tensor fills its memory, and torch lets it be written in the present mode."""
+    if torch.compiler.is_compiling():  # the compiler plans memory, and shapes may be symbols
+        return False
     fills_memory = values.is_contiguous() and values.untyped_storage().nbytes() == values.nbytes
     return fills_memory and (torch.is_inference_mode_enabled() or not values.is_inference())
 
@@ -87,7 +89,7 @@ class NoiseStream(ABC):
         device: where to draw; on ``meta`` only shapes are made.
         dtype: dtype of normal values, signs and levels.
         is_shared: whether all members share the draws, see :meth:`shared`.
-        memory: tensors to draw into, where dtype and number of values fit; each is used once.
+        memory: tensors to draw into, where device, dtype and number of values fit; each is used once.
     """
 
     SHARD_MULTIPLE: ClassVar[int] = 1
@@ -192,7 +194,8 @@ class NoiseStream(ABC):
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return an uninitialized tensor, in one of the stream's tensors if one fits."""
         for index, values in enumerate(self.memory):
-            if values.dtype is dtype and values.numel() == math.prod(shape):
+            is_alike = values.dtype is dtype and values.device == self.device
+            if is_alike and values.numel() == math.prod(shape):
                 return self.memory.pop(index).view(shape)
         return torch.empty(shape, device=self.device, dtype=dtype)
 

@@ -113,6 +113,23 @@ def test_rollouts_fitness_nesting_and_prepared_forwards_are_part_of_a_graph(comp
     assert compiler.graphs == 2
 
 
+def test_sample_with_older_noise_runs_in_compiled_code(compiler: Compiler) -> None:
+    """A step that draws its noise from the last one's has the numbers of an eager step."""
+    population, x = population_of(nn.Linear(4, 3)), normal(ROWS, 4)
+
+    def step(number: int, noise: impls.PopulationNoise) -> tuple[Tensor, impls.PopulationNoise]:
+        noise = population.sample(number, out=noise)
+        return population(x, noise=noise), noise
+
+    compiled, noise = compiler(step, fullgraph=False), population.sample(0)
+    for number in range(1, 4):
+        older = noise
+        y, noise = compiled(number, older)
+        check_equal(y, population(x, noise=population.sample(number)))
+        with pytest.raises(ValueError, match="has overwritten this noise"):
+            population(x, noise=older)
+
+
 def test_a_change_compiles_another_graph_or_is_refused(compiler: Compiler) -> None:
     """Other rows, modes, dtypes of autocast and sigmas are noticed, and replaced parameters and layers."""
     model: Any = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 3))

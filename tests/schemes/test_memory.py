@@ -184,3 +184,14 @@ def test_new_noise_overwrites_what_was_drawn_and_nothing_shared() -> None:
     torch.testing.assert_close(later.tensors(), population.sample(1).tensors(), rtol=0, atol=0)
     with pytest.raises(ValueError, match="drawn by another population"):
         perturb(model, Referring(), members=1, sigma=0.1, warn=False).sample(2, out=later)
+
+
+def test_noise_is_not_drawn_into_memory_of_another_device() -> None:
+    """After the model has moved to another device, the memory of older noise does not fit."""
+    layer = perturb(fill(nn.Linear(8, 8)), Perturbed(), members=4, sigma=0.1).layers[0]
+    noise = layer.sample(0, 0, range(4))
+    later = layer.sample(0, 1, range(4), device="meta", out=noise)
+    assert isinstance(later.weight, DenseNoise)
+    assert isinstance(later.bias, Tensor)
+    assert later.weight.values.is_meta
+    assert later.bias.is_meta
