@@ -32,9 +32,11 @@ def to_tensor(name: str, values: Numbers) -> Tensor:
             got = f"{values.dtype} in {values.layout}"
             message = f"{name} must be real numbers in a dense tensor, got {got}: convert the tensor"
             raise TypeError(message)
-        return values.float() if values.dtype is torch.bool else values
+        # Torch cannot sort or rank some unsigned integers.
+        return values if values.dtype.is_signed else values.double()
     try:
-        numbers = torch.as_tensor(values, dtype=None if isinstance(values, np.ndarray) else torch.float64)
+        # A copy, as torch warns of memory that is read-only, such as that of JAX.
+        numbers = torch.tensor(values, dtype=None if isinstance(values, np.ndarray) else torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         message = f"{name} cannot be converted from {type(values).__name__} ({error}): pass a tensor"
         raise TypeError(message) from error
