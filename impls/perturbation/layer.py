@@ -645,6 +645,8 @@ class PerturbedLayer:
                     "utilities smaller, for example by centered ranks"
                 )
                 raise ValueError(message)
+        if parameter.grad is not None and parameter.grad.is_inference():  # it cannot be changed in place
+            total, parameter.grad = parameter.grad + total, None
         if parameter.grad is None:
             if total.stride() != parameter.stride():  # backward() would warn when it adds to it
                 total = torch.empty_like(parameter).copy_(total)

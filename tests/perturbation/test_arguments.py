@@ -59,9 +59,12 @@ def test_fitness_and_utilities_may_be_lists_and_arrays() -> None:
     }
     for name, call in calls.items():
         expected = call(torch.tensor(NUMBERS, dtype=torch.float64))
-        for values in (NUMBERS, tuple(NUMBERS), np.array(NUMBERS)):
+        constant = np.array(NUMBERS)
+        constant.flags.writeable = False
+        for values in (NUMBERS, tuple(NUMBERS), np.array(NUMBERS), constant):
             assert torch.equal(call(values), expected), name
-        assert torch.equal(call(torch.tensor([False, True, False, False])), call([0, 1, 0, 0])), name
+        for dtype in (torch.bool, torch.uint8, torch.uint16):
+            assert torch.equal(call(torch.tensor([0, 1, 0, 0], dtype=dtype)), call([0, 1, 0, 0])), name
         for refused, words in (
             (None, "from NoneType"),
             ({"a": 1.0}, "from dict"),
@@ -172,6 +175,21 @@ def test_gradients_of_inference_mode_can_be_changed_outside_of_it(scheme: Any) -
         assert not any(gradient.is_inference() for gradient in gradients(population))
         results.append(gradients(population))
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+def test_gradients_that_were_made_in_inference_mode_are_added_to() -> None:
+    """A gradient that user code replaced in inference mode cannot be changed in place, but added to."""
+    population = perturb_linear()
+    noise, utilities = population.sample(0), [1.0, 2.0, 4.0, 8.0]
+    population.update(noise, utilities)
+    before = [gradient.clone() for gradient in gradients(population)]
+    with torch.inference_mode():
+        for parameter in population.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad = parameter.grad * 2
+        population.update(noise, utilities)
+    torch.testing.assert_close(gradients(population), [3 * gradient for gradient in before])
+    assert not any(gradient.is_inference() for gradient in gradients(population))
 
 
 def test_gradients_of_a_shard_in_inference_mode_can_be_changed_outside_of_it() -> None:
