@@ -19,7 +19,7 @@ from esbench.text import first_names
 
 WORKTREE = "worktree"
 """The revision name for the files in the folder, committed or not."""
-PREFIX, LOCK = "esbench-gate-", "lock"
+PREFIX, LOCK = "esbench-gate-", "esbench-gate.lock"
 """The beginning of the names of temporary folders, and the file in them that their process locks."""
 _AUTHOR = ("-c", "user.name=esbench", "-c", "user.email=esbench@localhost")
 

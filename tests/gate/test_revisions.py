@@ -94,6 +94,7 @@ def test_folders_of_a_killed_process_are_deleted_by_the_next(top: Path, temporar
     """Those of a process that still runs, and folders of other programs, are kept."""
     other = temporary / f"{gate_revisions.PREFIX}other"
     other.mkdir()
+    (other / "lock").touch()
     with check_out(top, both(top)) as running:
         environment = {**os.environ, "TMPDIR": str(temporary)}
         killed = subprocess.run([sys.executable, "-c", KILLED, str(top)], env=environment, check=False)
