@@ -105,8 +105,9 @@ def test_what_is_no_noise_is_refused() -> None:
                 with pytest.raises(TypeError, match=r"noise must be what sample\(\) returned, got "):
                     call(noise)
     overwritten = population.sample(0)
+    policy = population.prepare(overwritten, x)
     population.sample(1, out=overwritten)
-    for call in calls:
+    for call in (*calls, lambda _: policy(x)):
         with pytest.raises(ValueError, match="has overwritten this noise"):
             call(overwritten)
 
