@@ -107,7 +107,8 @@ def test_what_is_no_noise_is_refused() -> None:
     overwritten = population.sample(0)
     policy = population.prepare(overwritten, x)
     population.sample(1, out=overwritten)
-    for call in (*calls, lambda _: policy(x)):
+    calls.append(lambda _: policy(x))
+    for call in calls:
         with pytest.raises(ValueError, match="has overwritten this noise"):
             call(overwritten)
 
