@@ -41,8 +41,9 @@ SHARE, STEP_SHARE = 0.5, 0.5
 """The share of the time budget that screening may take, and the share of screening for the times of steps."""
 CELL_S = 0.02
 """Seconds for the samples of a step in screening: about three rounds."""
-MIN_MEMBERS, MAX_ENTRIES = 8, 2**23
-"""The small population: at most as many entries of dense noise, but at least as many members."""
+MIN_MEMBERS, MAX_ENTRIES, MAX_PRODUCTS = 8, 2**23, 2**30
+"""The small population: at most as many entries of dense noise and multiplications in the shared product, but
+at least as many members."""
 CALLS, REFERENCE_CALLS, MIN_COST_S = 20, 40, 1.0
 """A variant is expected to cost this many steps, for checks and rounds, and at least these seconds. Dense
 noise costs more, because it gets at least six rounds."""
@@ -73,9 +74,9 @@ class Screened:
 
 def small_case(case: Case) -> Case:
     """Return a case with a population that is fast to measure."""
-    return msgspec.structs.replace(
-        case, members=min(case.members, max(MIN_MEMBERS, MAX_ENTRIES // _size(case)))
-    )
+    products = case.repeats * math.prod(case.input_size) * _size(case)
+    most = min(MAX_ENTRIES // _size(case), MAX_PRODUCTS // products)
+    return msgspec.structs.replace(case, members=min(case.members, max(MIN_MEMBERS, most)))
 
 
 def screen(

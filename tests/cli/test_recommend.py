@@ -510,10 +510,14 @@ def test_the_best_variants_and_dense_noise_are_measured_if_there_is_time() -> No
 
 
 def test_a_large_population_is_screened_at_a_small_one() -> None:
-    """Dense noise has at most 2^23 entries, but at least 8 members; a smaller population stays."""
+    """Dense noise has at most 2^23 entries, the product 2^30 terms; at least 8 members; fewer stay."""
     for width, members, expected in ((64, 1024, 1024), (64, 2**20, 2048), (1024, 1024, 8), (8192, 1024, 8)):
         case = msgspec.structs.replace(SQUARE, out_channels=width, in_channels=width, members=members)
         assert small_case(case).members == expected
+    image = Case(
+        operator="Conv2d", out_channels=64, in_channels=64, kernel_size=(3, 3), input_size=(32, 32), repeats=2
+    )
+    assert small_case(image).members == 2**30 // (2 * 32 * 32 * 64 * 64 * 9)
 
 
 @pytest.mark.parametrize(("forwards", "rate"), [(1, 1024 / 5e-3), (11, 1024 / 25e-3)])
