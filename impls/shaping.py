@@ -18,24 +18,26 @@ Numbers = Tensor | NDArray[Any] | Sequence[float] | Sequence[Sequence[float]]
 
 
 def to_tensor(name: str, values: Numbers) -> Tensor:
-    """Return real numbers, one for each member or row, as a tensor: those of a list in float64.
+    """Convert real numbers to a tensor; lists, bools and unsigned integers become float64.
 
     Args:
         name: the argument's name, for the error.
         values: a tensor, an array, or a list.
 
     Raises:
-        TypeError: they are anything else, complex, or a sparse tensor.
+        TypeError: they are something else, such as complex numbers, a sparse tensor or a ragged list.
     """
     if isinstance(values, Tensor):
         if values.layout is not torch.strided or values.is_complex():
-            got = f"{values.dtype} in {values.layout}"
-            message = f"{name} must be real numbers in a dense tensor, got {got}: convert the tensor"
+            message = (
+                f"{name} must be real numbers in a dense tensor, got {values.dtype} in {values.layout}: "
+                "pass its .real or .to_dense()"
+            )
             raise TypeError(message)
         # Torch cannot sort or rank some unsigned integers.
         return values if values.dtype.is_signed else values.double()
     try:
-        # A copy, as torch warns of memory that is read-only, such as that of JAX.
+        # Copied: torch.as_tensor() would warn of read-only arrays, such as those of JAX.
         numbers = torch.tensor(values, dtype=None if isinstance(values, np.ndarray) else torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         message = f"{name} cannot be converted from {type(values).__name__} ({error}): pass a tensor"
@@ -50,6 +52,7 @@ def centered_ranks(fitness: Numbers) -> Tensor:
     fitness does not matter (Wierstra et al. 2014, JMLR 15).
 
     Raises:
+        TypeError: fitness is not made of real numbers.
         ValueError: there are fewer than two numbers, or one is not a number.
     """
     fitness = to_tensor("fitness", fitness)
@@ -61,6 +64,7 @@ def z_scores(fitness: Numbers) -> Tensor:
     """Return (fitness - mean) / standard deviation; zeros if all are equal.
 
     Raises:
+        TypeError: fitness is not made of real numbers.
         ValueError: there are fewer than two numbers, or one is not finite.
     """
     fitness = to_tensor("fitness", fitness)
@@ -82,6 +86,7 @@ def log_ranks(fitness: Numbers) -> Tensor:
     evolution strategies (Wierstra et al. 2014, JMLR 15), after the weights of CMA-ES.
 
     Raises:
+        TypeError: fitness is not made of real numbers.
         ValueError: there are fewer than two numbers, or one is not a number.
     """
     fitness = to_tensor("fitness", fitness)
@@ -95,6 +100,7 @@ def top_k(fitness: Numbers, k: int) -> Tensor:
     """Return equal utilities for the best k members, and equal ones for all others: 1 / k - 1 / n and -1 / n.
 
     Raises:
+        TypeError: fitness is not made of real numbers.
         ValueError: k is not from 1 to n - 1, there are fewer than two numbers, or one is not a number.
     """
     fitness = to_tensor("fitness", fitness)

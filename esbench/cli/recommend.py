@@ -320,24 +320,24 @@ def _recommend(
         target: the layers; those of a model are ranked by n_eff of the whole model.
         runs: runs of one device.
         variants: the candidates, by default all.
-        limit_bytes: the limit of noise and of peak memory.
+        limit_bytes: the limit for the noise, and for the peak memory.
         forwards: forwards of a step.
 
     Returns:
-        The rankings of the cases that a run ranks.
+        The ranking of each case that some run ranks.
     """
     from esbench.report.analysis.quality import ALONE, Part
     from esbench.report.analysis.ranking import recommend
     from esbench.report.analysis.rollout import with_forwards_per_step
 
     runs = [with_forwards_per_step(run, forwards) for run in runs]
-
-    def rank(case: Case) -> "Recommendation | None":
+    recommendations = {}
+    for case in target.cases:
         part = Part(*target.parts[case]) if case in target.parts else ALONE
-        return recommend(runs, case, variants=variants, limit_bytes=limit_bytes, part=part)
-
-    ranked = {case: rank(case) for case in target.cases}
-    return {case: recommendation for case, recommendation in ranked.items() if recommendation}
+        recommendation = recommend(runs, case, variants=variants, limit_bytes=limit_bytes, part=part)
+        if recommendation:
+            recommendations[case] = recommendation
+    return recommendations
 
 
 def _answer(

@@ -73,9 +73,9 @@ class Screened:
 
 
 def small_case(case: Case) -> Case:
-    """Return a case with a population that is fast to measure."""
-    products = case.repeats * math.prod(case.input_size) * _size(case)
-    most = min(MAX_ENTRIES // _size(case), MAX_PRODUCTS // products)
+    """Return the case with fewer members, so that it is fast to measure."""
+    member_products = case.repeats * math.prod(case.input_size) * _size(case)
+    most = min(MAX_ENTRIES // _size(case), MAX_PRODUCTS // member_products)
     return msgspec.structs.replace(case, members=min(case.members, max(MIN_MEMBERS, most)))
 
 

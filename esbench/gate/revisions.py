@@ -20,7 +20,7 @@ from esbench.text import first_names
 WORKTREE = "worktree"
 """The revision name for the files in the folder, committed or not."""
 PREFIX, LOCK = "esbench-gate-", "esbench-gate.lock"
-"""The beginning of the names of temporary folders, and the file in them that their process locks."""
+"""The prefix of the names of temporary folders, and the file in a checkout's that its process locks."""
 _AUTHOR = ("-c", "user.name=esbench", "-c", "user.email=esbench@localhost")
 
 
@@ -74,7 +74,7 @@ def check_out(top: Path, revisions: Mapping[Arm, Revision]) -> Iterator[dict[Arm
     """Write the files of both revisions into two temporary folders, and delete them afterwards.
 
     They are not git work trees, so that a crash leaves nothing registered in the repository. The next call
-    deletes the folders of a process that was killed: the system has released its lock.
+    deletes folders that a killed process left: their locks are free.
 
     Raises:
         GitError: git fails.

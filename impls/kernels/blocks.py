@@ -17,7 +17,7 @@ from impls.kernels.dropout import gate_arguments, gate_factors, load_factors
 from impls.kernels.gemm import (
     Gemm,
     accumulator_dtype,
-    check_rows,
+    check_row_count,
     describe,
     gemm_loop,
     gemm_of,
@@ -272,7 +272,7 @@ def block_dropout_product(
     )
     tiling = tiling.clip(group_rows, *weight.shape)
     group_tiles, column_tiles = -(-group_rows // tiling.block_m), -(-weight.shape[0] // tiling.block_n)
-    check_rows(groups * group_rows, groups * tiling.block_m)  # members are rounded up to whole groups
+    check_row_count(groups * group_rows, groups * tiling.block_m)  # members are rounded up to whole groups
     described = describe_groups(gemm, groups, cuts, tiling)
     has_descriptors = None not in described
     operands = described if has_descriptors else (y, x, gemm.weight)

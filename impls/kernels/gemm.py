@@ -130,7 +130,7 @@ class Gemm(NamedTuple):
 
     def output(self, tiling: Tiling) -> Output:
         """Return the sizes of the output as an argument of a kernel."""
-        check_rows(self.rows, tiling.block_m)
+        check_row_count(self.rows, tiling.block_m)
         tiles = -(-self.rows // tiling.block_m), -(-self.weight.shape[0] // tiling.block_n)
         grid_of(*tiles)  # kernels count tiles in int32
         _, members, positions, outputs = self.y.shape
@@ -327,8 +327,8 @@ def accumulator_dtype(dtype: torch.dtype) -> tl.dtype:
     return tl.float64 if dtype is torch.float64 else tl.float32
 
 
-def check_rows(rows: int, block_m: int) -> None:
-    """Check that a kernel can count rows [r, m, p] in int32, in whole tiles of ``block_m``.
+def check_row_count(rows: int, block_m: int) -> None:
+    """Check that a kernel can count this many rows in int32, rounded up to whole tiles of ``block_m``.
 
     Raises:
         ValueError: there are too many rows.

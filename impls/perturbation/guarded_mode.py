@@ -40,8 +40,8 @@ class RecordedMode(MemberFunctionMode):
 
 
 WRITTEN_OUT_BYTES, WRITTEN_OUT_BYTES_OF_DENSE = 2**20, 2**24
-"""Up to this memory of a layer's weights of all members, one product with them is the fastest forward; the
-second is for noise that takes as much memory."""
+"""The most bytes of all members' weights of a layer with which one product is the fastest forward; the second
+number is for noise that takes at least as many bytes itself."""
 
 
 class PreparedMode(RecordedMode):
@@ -64,7 +64,7 @@ class PreparedMode(RecordedMode):
         if not has_bias:
             noise = replace(noise, bias=None)
         return layer.forward_written_out(
-            operator, x, noise, self._members, sigma, antithetic=self._antithetic, is_constant=True
+            operator, x, noise, self._members, sigma, antithetic=self._antithetic, reuses_noise=True
         )
 
 

@@ -315,15 +315,14 @@ class PerturbedLayer:
         """Check that weight and bias have the dtypes that the noise was drawn for.
 
         Raises:
-            ValueError: one has not.
+            ValueError: one has another dtype.
         """
         values = [(value, self.weight) for value in vars(noise.weight).values()]
         if self.bias is not None:
             values.append((noise.bias, self.bias))
         for value, parameter in values:
-            if not isinstance(value, Tensor | NoiseStream) or not value.dtype.is_floating_point:
-                continue
-            if value.dtype is not parameter.dtype:
+            is_float = isinstance(value, Tensor | NoiseStream) and value.dtype.is_floating_point
+            if is_float and value.dtype is not parameter.dtype:
                 message = (
                     f"the noise of layer {self.name!r} was drawn for a parameter in {value.dtype}, which is "
                     f"{parameter.dtype} now: call sample() again"
@@ -417,7 +416,7 @@ class PerturbedLayer:
             seed, step, f"{self.name}.weight", members, weight.device, weight.dtype, memory=memory
         )
         noise = self.scheme.prepare(self.scheme.sample(weight, weight_stream), weight, sigma)
-        memory.clear()  # the noise may keep the stream
+        memory.clear()  # a stream that the noise keeps must not keep the old memory alive
         drawn_for = self._weight_version() if self.scheme.stores_weight else None
         if self.bias is None:
             return LayerNoise(noise, None, drawn_for)
@@ -504,13 +503,13 @@ class PerturbedLayer:
         sigma: float,
         *,
         antithetic: bool,
-        is_constant: bool = False,
+        reuses_noise: bool = False,
     ) -> Tensor:
         """Compute the forward with the members' written-out weights, which torch can differentiate.
 
         Schemes change tensors in place and write to ``out=``, which derivatives and vmap do not allow. The
         parameters get no gradient: they are not the members' weights. Antithetic halves are computed as
-        twice the members. With ``is_constant`` many calls with the same noise follow.
+        twice the members. With ``reuses_noise`` many calls use this noise.
         """
         scales = (sigma, -sigma) if antithetic else (sigma,)
         dense, weight = self._written_out(noise), self.split_groups(self.weight.detach())
@@ -524,7 +523,7 @@ class PerturbedLayer:
         x = op.from_batch(rows, members).unflatten(0, (len(scales), -1)).transpose(0, 1).flatten(1, 2)
         if has_equal_members(x):  # rows of one memory have different derivatives
             x = x.contiguous()
-        y = op.apply_with_biases(x, weights, biases, is_constant=is_constant)
+        y = op.apply_with_biases(x, weights, biases, reuses_weights=reuses_noise)
         y = y.unflatten(1, (len(scales), members)).transpose(0, 1).flatten(0, 1)
         return op.to_batch(y, rows)
 

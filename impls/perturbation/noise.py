@@ -52,7 +52,7 @@ def pieces(members: int, member_bytes: int, max_bytes: int) -> Iterator[tuple[in
 
 
 def is_reusable(values: Tensor) -> bool:
-    """Whether a tensor fills its memory, and torch lets it be written in the present mode."""
+    """Return whether new noise may overwrite a tensor: it fills its storage, and torch lets it be written."""
     if torch.compiler.is_compiling():  # the compiler plans memory, and shapes may be symbols
         return False
     fills_memory = values.is_contiguous() and values.untyped_storage().nbytes() == values.nbytes
@@ -192,7 +192,7 @@ class NoiseStream(ABC):
         return replace(self, members=self.members[start:stop])
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return an uninitialized tensor, in one of the stream's tensors if one fits."""
+        """Return an uninitialized tensor, which is one of ``memory`` if one fits."""
         for index, values in enumerate(self.memory):
             is_alike = values.dtype is dtype and values.device == self.device
             if is_alike and values.numel() == math.prod(shape):

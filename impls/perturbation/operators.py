@@ -22,11 +22,12 @@ SLOW_PRODUCT = 400
 which takes a CPU 1.3 to 30 times as long as elementwise operations."""
 
 MAX_SEPARATE_INPUTS, MIN_SUMMED_INPUTS = 4, 64
-"""Such products multiply few inputs one by one; many inputs, or those of one output, are multiplied and then
-summed."""
+"""A slow product adds up to the first number of inputs, times their weights, one after the other. From the
+second number on, or with a single output, it multiplies elementwise and sums."""
 
-WIDE = 8
-"""Outputs for each input from which a product with constant weights adds multiples of contiguous factors."""
+MIN_OUTPUTS_PER_INPUT = 8
+"""From this ratio of outputs to inputs, slow products with constant weights are faster with a copy in which
+the weights of each input are contiguous."""
 
 
 class AbstractOperator(ABC):
@@ -76,11 +77,11 @@ class AbstractOperator(ABC):
         weights: Tensor,
         biases: Tensor | None,
         *,
-        is_constant: bool = False,  # noqa: ARG002  for linear layers
+        reuses_weights: bool = False,  # noqa: ARG002  for linear layers
     ) -> Tensor:
         """Apply the members' weights, and add their biases [m, *bias].
 
-        If many inputs follow with these weights (``is_constant``), they may be copied to a faster layout.
+        With ``reuses_weights`` many calls use these weights, which may then be copied to a faster layout.
         """
         y = self.apply_per_member(x, weights)
         return y if biases is None else y + self.bias(biases, y)
@@ -170,21 +171,20 @@ class Linear(AbstractOperator):
         if has_equal_members(x):  # the members' weights are the outputs of one product
             y = functional.linear(rows[:, 0, 0], weights.flatten(0, 2)).unflatten(-1, weights.shape[:3])
             return y.movedim(1, 4) if x.dim() > 4 else y  # noqa: PLR2004  with tokens
-        count = _rows_per_member(x)
+        count = _count_vectors(x)
+        spread = weights.unsqueeze(2) if x.dim() > 4 else weights  # noqa: PLR2004  broadcasts to tokens
         if _is_elementwise(count, weights):
-            # [m, 1, o] broadcasts to outputs without tokens, [m, 1, 1, o] to those with tokens.
-            first, *others = weights.unsqueeze(2).unbind(4) if x.dim() > 4 else weights.unbind(3)  # noqa: PLR2004  tokens
+            first, *others = spread.unbind(-1)
             return _swap_tokens(_add_multiples(rows[..., :1] * first, rows[..., 1:], others))
         if _is_sum_of_products(count, weights):
-            weights = weights.unsqueeze(2) if x.dim() > 4 else weights  # noqa: PLR2004  with tokens
-            return _swap_tokens((rows.unsqueeze(-2) * weights).sum(-1))
+            return _swap_tokens((rows.unsqueeze(-2) * spread).sum(-1))
         return self._as_activations(torch.bmm(self._member_rows(rows), weights[:, 0].mT), rows)
 
     @override
     def apply_with_biases(
-        self, x: Tensor, weights: Tensor, biases: Tensor | None, *, is_constant: bool = False
+        self, x: Tensor, weights: Tensor, biases: Tensor | None, *, reuses_weights: bool = False
     ) -> Tensor:
-        matrices, count = self._matrices(weights), _rows_per_member(x)
+        matrices, count = self._matrices(weights), _count_vectors(x)
         if (
             biases is None
             or not x.dtype == weights.dtype == biases.dtype
@@ -193,13 +193,13 @@ class Linear(AbstractOperator):
             return super().apply_with_biases(x, weights, biases)
         rows = _swap_tokens(x)
         outputs, inputs = matrices.shape[2:]
-        if is_constant and outputs >= WIDE * inputs and _is_elementwise(count, matrices):
+        if reuses_weights and outputs >= MIN_OUTPUTS_PER_INPUT * inputs and _is_elementwise(count, matrices):
             start, factors = biases.unsqueeze(1), matrices.movedim(3, 0).contiguous()
             if x.dim() > 4:  # noqa: PLR2004  with tokens
                 start, factors = start.unsqueeze(2), factors.unsqueeze(3)
             return _swap_tokens(_add_multiples(start, rows, factors.unbind()))
-        if is_constant and outputs > inputs and count * outputs * inputs >= SLOW_PRODUCT:
-            matrices = matrices.mT.contiguous().mT  # a vector times contiguous rows is faster
+        if reuses_weights and outputs > inputs and count * outputs * inputs >= SLOW_PRODUCT:
+            matrices = matrices.mT.contiguous().mT  # faster with each input's weights contiguous
         y = torch.baddbmm(biases.unsqueeze(1), self._member_rows(rows), matrices[:, 0].mT)
         return self._as_activations(y, rows)
 
@@ -249,21 +249,21 @@ def _swap_tokens(values: Tensor) -> Tensor:
 
 
 def _add_multiples(y: Tensor, rows: Tensor, factors: Sequence[Tensor]) -> Tensor:
-    """Return y plus each input, of the last axis of ``rows``, times its factor."""
+    """Return y + sum_i x_i f_i for the inputs x_i in the last axis of ``rows`` and their factors f_i."""
     for index, factor in enumerate(factors):
         y = torch.addcmul(y, rows[..., index : index + 1], factor)  # not in place, for derivatives
     return y
 
 
-def _rows_per_member(x: Tensor) -> int:
-    """Return how many rows and tokens of activations [r, m, 1, c, *tokens] a member has."""
+def _count_vectors(x: Tensor) -> int:
+    """Return how many vectors (rows times tokens) of activations [r, m, 1, c, *tokens] a member has."""
     return x.shape[0] * x.shape[4:].numel()
 
 
 def _is_elementwise(rows: int, weights: Tensor) -> bool:
-    """Return whether few elementwise operations are faster than a product with each member's weight.
+    """Return whether a few elementwise operations are faster than a product with each member's weight.
 
-    One input is multiplied elementwise, with the same bits, and several in at least float32.
+    A single input always is, as this gives the same bits; several are only in at least float32.
     """
     if _is_autocast(weights):
         return False
@@ -273,10 +273,10 @@ def _is_elementwise(rows: int, weights: Tensor) -> bool:
 
 
 def _is_sum_of_products(rows: int, weights: Tensor) -> bool:
-    """Return whether a multiplication and a sum are faster than a product with each member's weight."""
+    """Return whether multiplying elementwise, then summing, is faster than a matrix product per member."""
     outputs, inputs = weights.shape[2:]
     is_small = rows * inputs * outputs < SLOW_PRODUCT and (outputs == 1 or inputs >= MIN_SUMMED_INPUTS)
-    is_wide = weights.dtype.itemsize >= torch.float32.itemsize  # products are not rounded before the sum
+    is_wide = weights.dtype.itemsize >= torch.float32.itemsize  # else products are rounded before the sum
     return is_small and is_wide and weights.is_cpu and not _is_autocast(weights)
 
 

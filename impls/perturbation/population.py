@@ -80,10 +80,10 @@ class PopulationNoise:
         return sum(noise.nbytes for noise in self.layers.values())
 
     def check_not_overwritten(self) -> None:
-        """Check that the noise still exists.
+        """Check that no ``sample(..., out=noise)`` has overwritten this noise.
 
         Raises:
-            ValueError: its memory has the noise of a later step.
+            ValueError: one has.
         """
         if not self.layers:
             message = "sample(..., out=noise) has overwritten this noise: use the noise that it returned"
@@ -229,10 +229,11 @@ class Population:
             members: the members to draw for, by default all. The range starts at a multiple of
                 :attr:`shard_multiple`, and stops at a multiple or at the last member.
             out: noise of an earlier step that is no longer needed. Its memory is overwritten where it fits,
-                and it becomes unusable. In a loop, two steps' noise then never exists at once.
+                and it becomes unusable. A loop then never holds the noise of two steps at once.
 
         Raises:
-            ValueError: the step, the part or ``out`` is invalid.
+            TypeError: ``out`` is not noise.
+            ValueError: the step or the part is invalid, or ``out`` is of another population or overwritten.
             RuntimeError: a CUDA graph is being captured, and the step is an int.
         """
         step = self._prepare_step(step)
@@ -515,7 +516,7 @@ class Population:
 
         Args:
             noise: the noise that the utilities belong to.
-            utilities: c, [members of ``noise``], in a tensor on any device, an array or a list. With
+            utilities: c, [members of ``noise``], as a tensor on any device, an array or a list. With
                 antithetic sampling [2, members] or [2 * members]: first those of all members with their
                 noise, then with the negated noise.
             record: the second result of :meth:`call_with_activations`, for schemes that learn from rows.
@@ -524,11 +525,11 @@ class Population:
                 waits for a GPU.
 
         Raises:
-            TypeError: utilities are no real numbers.
+            TypeError: utilities are not real numbers.
             ValueError: utilities have a wrong shape, a utility or a gradient is not finite, or a scheme
                 needs a record. Layers before the one with the error have been updated.
         """
-        if torch.is_inference_mode_enabled():  # its gradients could not be changed outside of it
+        if torch.is_inference_mode_enabled():  # a .grad made in it could not be changed outside
             with torch.inference_mode(mode=False):
                 self.update(noise, utilities, record, validate=validate)
             return
@@ -649,7 +650,7 @@ class Population:
         noise.check_not_overwritten()
         stop = members if stop is None else stop
         return {
-            # A product also where the factor is 1: a scheme may return its noise, which sample() overwrites.
+            # Multiplied even by 1, which copies: a scheme may return its noise, which sample() overwrites.
             name: changes * layer.sigma_ratio ** (-1 if update_directions else 1)
             for layer in self.layers
             for name, changes in layer.dense_noise(
@@ -666,6 +667,7 @@ class Population:
             fitness: [members], or with antithetic sampling [2, members], as :meth:`fitness` returns it.
 
         Raises:
+            TypeError: the fitness is not made of real numbers.
             ValueError: the fitness has another shape or is not a number, or as for :meth:`member`.
         """
         members, fitness = count_members(noise), to_tensor("fitness", fitness)
@@ -759,10 +761,10 @@ class Population:
             noise: noise of a part of the members; by default the rows are for all members.
 
         Raises:
-            TypeError: ``x`` is no tensor.
+            TypeError: ``x`` is not a tensor.
         """
         if not isinstance(x, Tensor):
-            message = f"rows() repeats a tensor, got {type(x).__name__}: convert it by torch.as_tensor()"
+            message = f"rows() repeats a tensor, got {type(x).__name__}: convert it with torch.as_tensor()"
             raise TypeError(message)
         members, axis = self.members if noise is None else count_members(noise), self.rows_axis
         sizes = [*x.shape[:axis], 1 + self.antithetic, x.shape[axis], members, *x.shape[axis + 1 :]]
@@ -789,7 +791,7 @@ class Population:
             the noise, then those with the negated noise.
 
         Raises:
-            TypeError: ``per_row`` are no real numbers.
+            TypeError: ``per_row`` is not made of real numbers.
             ValueError: ``per_row`` has another shape.
         """
         values = to_tensor("fitness", per_row)
@@ -827,7 +829,7 @@ class Population:
         """Check that noise is that of this population, and of its present sigma and weights.
 
         Raises:
-            TypeError: it is no noise at all.
+            TypeError: it is not what :meth:`sample` returned.
             ValueError: it is not.
         """
         self._check_owner(noise)
@@ -920,8 +922,8 @@ def perturb(  # noqa: PLR0913  each is an independent option
     """
     check_count("members", members)
     seed = to_nonnegative_int("seed", seed)
-    patterns_of_sigma = sigma if isinstance(sigma, Mapping) else {"*": sigma}
-    sigmas = {pattern: to_sigma(value) for pattern, value in patterns_of_sigma.items()}
+    sigma_by_pattern = sigma if isinstance(sigma, Mapping) else {"*": sigma}
+    sigmas = {pattern: to_sigma(value) for pattern, value in sigma_by_pattern.items()}
     if rows_axis not in {0, 1}:
         message = f"rows_axis must be 0 or 1, got {rows_axis!r}"
         raise ValueError(message)
@@ -965,7 +967,7 @@ def perturb(  # noqa: PLR0913  each is an independent option
 
 
 def to_sigma(sigma: object) -> float:
-    """Convert a real number of any type to ``float``, also one in a tensor or array without axes.
+    """Convert sigma, a real number of any type or a 0-d tensor or array of one, to ``float``.
 
     Raises:
         ValueError: sigma is not a finite number above 0.
@@ -1014,7 +1016,7 @@ def count_members(noise: PopulationNoise) -> int:
     """Return the number of members of noise.
 
     Raises:
-        TypeError: it is no noise at all.
+        TypeError: it is not what :meth:`sample` returned.
     """
     if not isinstance(noise, PopulationNoise):
         message = f"noise must be what sample() returned, got {type(noise).__name__}"
@@ -1035,6 +1037,7 @@ def combine_antithetic(utilities: Numbers, members: int, device: torch.device, *
     They are in float64, or in float32 if this is their dtype and they are no differences.
 
     Raises:
+        TypeError: utilities are not real numbers.
         ValueError: the shape of the utilities is wrong.
     """
     values = to_tensor("utilities", utilities).to(device)

@@ -104,6 +104,7 @@ class Shard:
             [members], or [2, members] with antithetic sampling, in float64.
 
         Raises:
+            TypeError: ``evaluate`` did not return real numbers.
             ValueError: ``evaluate`` returned another shape, or ranks have different steps.
             RuntimeError: ``evaluate`` raised on another rank, a rank has ended, or the group's time limit is
                 over.
@@ -139,11 +140,12 @@ class Shard:
                 :meth:`evaluate` returned last.
 
         Raises:
+            TypeError: utilities are not real numbers.
             ValueError: :meth:`evaluate` was not called before, utilities have another shape, or a utility or
                 the gradient of a rank is not finite. All ranks raise it, and ``.grad`` is not changed.
             RuntimeError: a rank has ended, or the group's time limit is over.
         """
-        if torch.is_inference_mode_enabled():  # its gradients could not be changed outside of it
+        if torch.is_inference_mode_enabled():  # a .grad made in it could not be changed outside
             with torch.inference_mode(mode=False):
                 self.update(utilities)
             return

@@ -399,8 +399,8 @@ def _build_ordinary(rule: Rule, names: Mapping[nn.Parameter, str]) -> Optimizer:
     ordinary = rule(list(names))
     if isinstance(ordinary, LBFGS):
         raise ValueError(  # noqa: TRY004  as for every other rule
-            "LBFGS evaluates the loss several times in a step, and a backward pass has one loss: use a "
-            "first-order optimizer"
+            "LBFGS evaluates the loss several times per step, but each backward pass has only one loss: "
+            "use a first-order optimizer"
         )
     parameters = {parameter for group in ordinary.param_groups for parameter in group["params"]}
     if differing := names.keys() ^ parameters:

@@ -42,8 +42,8 @@ def sparsifiable(
         ignore: names of modules to leave out, with everything below them.
 
     Raises:
-        ValueError: an option is a text, the model has no module of a name in ``ignore``, or a layer has no
-            shape yet.
+        ValueError: ``ignore`` is a string, or the model has no module of a name in it;
+            ``ignore_linear_layers`` is not a bool; or a layer has no shape yet.
     """
     if ignore_linear_layers not in (True, False):
         raise ValueError(f"ignore_linear_layers {ignore_linear_layers!r}: expected True or False")

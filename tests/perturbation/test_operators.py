@@ -61,10 +61,10 @@ def test_linear_layers_and_scales_agree_with_torch() -> None:
         biases, transposed = torch.randn(3, o).double(), TransposedLinear()
         expected = linear.apply_per_member(x, weights)
         expected += linear.bias(biases, expected)
-        for is_constant in (False, True):
-            y = linear.apply_with_biases(x, weights, biases, is_constant=is_constant)
+        for reuses in (False, True):
+            y = linear.apply_with_biases(x, weights, biases, reuses_weights=reuses)
             torch.testing.assert_close(y, expected)
-            y = transposed.apply_with_biases(x, weights.mT, biases, is_constant=is_constant)
+            y = transposed.apply_with_biases(x, weights.mT, biases, reuses_weights=reuses)
             torch.testing.assert_close(y, expected)
         assert (
             transposed.empty_output(x, weights[0].mT).stride() == linear.apply_shared(x, weights[0]).stride()

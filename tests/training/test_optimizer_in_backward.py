@@ -414,7 +414,7 @@ def test_rules_and_models_that_cannot_work_are_refused() -> None:
     wrapped.modules.return_value = [wrapped]
     refused: list[tuple[Any, Any, str]] = [
         (mlp(), lambda parameters: torch.optim.SGD(parameters[1:], 0.1), r"missing or additional: 0\.weight"),
-        (mlp(), torch.optim.LBFGS, "LBFGS evaluates the loss several times in a step"),
+        (mlp(), torch.optim.LBFGS, "LBFGS evaluates the loss several times per step"),
         (frozen, SGD, "empty parameter list"),
         (used, SGD, r"already have a gradient, .*0\.weight"),
         (nn.LazyLinear(3), SGD, "uninitialized parameter"),

@@ -400,11 +400,11 @@ def recommend(
         runs: runs of one device.
         case: the case.
         variants: the candidates, by default all.
-        limit_bytes: variants whose noise or peak memory is larger have no rate.
-        part: the case's share of the network that it is a layer of.
+        limit_bytes: variants whose noise or peak memory is larger, or unknown, get no rate.
+        part: the layer's share of its network; by default it is a network of its own.
 
     Returns:
-        The ranking; None if no run has one of this case with any of the candidates.
+        The ranking, or None if no run ranks any of the candidates on this case.
     """
     candidates, history = [], tuple(runs)
     for run in history:
