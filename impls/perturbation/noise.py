@@ -429,8 +429,9 @@ def _for_each(blocks: Iterable[range], draw_block: Callable[[range], None], *, p
 
 def _shuffle(permutations: Tensor, *, generator: Generator) -> Tensor:
     """Fill the last axis with random permutations of its indices, each in linear time."""
+    width = permutations.shape[-1]
     for permutation in permutations.flatten(0, -2):
-        torch.randperm(len(permutation), generator=generator, out=permutation)
+        torch.randperm(width, generator=generator, out=permutation)
     return permutations
 
 
