@@ -782,7 +782,7 @@ class Population:
         """Average numbers per row, such as negative losses, over each member's rows.
 
         Args:
-            per_row: a number for each row of the population's input, [repeats * members], in a tensor, an
+            per_row: a number for each row of the population's input, [repeats * members], as a tensor, an
                 array or a list.
             noise: the noise, if it is that of a part of the members.
 
@@ -849,7 +849,7 @@ class Population:
         """Check that parameters have the dtypes that noise was drawn for, to explain an error of torch.
 
         Raises:
-            ValueError: one has not.
+            ValueError: one has another dtype.
         """
         for layer in self.layers:
             layer.check_dtypes(noise.layers[layer.name])

@@ -164,12 +164,17 @@ def test_one_piece_is_alive_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_new_noise_overwrites_what_was_drawn_and_nothing_shared() -> None:
-    """Noise is drawn into the memory of the given noise; a weight that this noise refers to stays."""
+    """Noise is drawn into the memory of the given noise; a weight that this noise refers to stays.
+
+    A stream, which noise may keep, holds no memory that did not fit.
+    """
+    drawn_from: list[streams.NoiseStream] = []
 
     @dataclass(frozen=True)
     class Referring(Perturbed):
         @override
         def sample(self, weight: Tensor, stream: streams.NoiseStream) -> DenseNoise:
+            drawn_from.append(stream)
             values, others = (stream.normal(name, *weight.shape) for name in ("dense", "others"))
             return DenseNoise(values.add_(others), center=weight)
 
@@ -184,6 +189,9 @@ def test_new_noise_overwrites_what_was_drawn_and_nothing_shared() -> None:
     torch.testing.assert_close(later.tensors(), population.sample(1).tensors(), rtol=0, atol=0)
     with pytest.raises(ValueError, match="drawn by another population"):
         perturb(model, Referring(), members=1, sigma=0.1, warn=False).sample(2, out=later)
+    population = perturb(model, Referring(), members=2, sigma=0.1, stream="philox", warn=False)
+    population.sample(1, range(1), out=population.sample(0))
+    assert not any(stream.memory for stream in drawn_from)
 
 
 def test_noise_is_not_drawn_into_memory_of_another_device() -> None:
