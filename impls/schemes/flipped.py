@@ -39,7 +39,7 @@ class FlippedNoise(Noise):
         members: the members of the signs.
     """
 
-    SHARED = frozenset({"core"})
+    SHARED = DRAWN = frozenset({"core"})
 
     core: Tensor
     inputs: Tensor | None

@@ -40,7 +40,7 @@ class PermutedNoise(Noise):
         members: the members of the indices.
     """
 
-    SHARED = frozenset({"core"})
+    SHARED = DRAWN = frozenset({"core"})
 
     core: Tensor
     inputs: Tensor | None
@@ -97,7 +97,8 @@ class Permuted(AbstractAdditiveScheme[PermutedNoise]):
         groups, outputs, inputs, *taps = weight.shape
         columns, rows = self._core_shape(weight.shape)
         core = stream.shared().normal("core", self.cores, groups, rows, columns, *taps)[0]
-        core *= math.sqrt(inputs * outputs / (columns * rows))
+        if (columns, rows) != (inputs, outputs):
+            core *= math.sqrt(inputs * outputs / (columns * rows))
         if rows < outputs:  # a row of zeros, which all outputs that are not selected use
             core = torch.cat([core, core.new_zeros(self.cores, groups, 1, columns, *taps)], dim=2)
         input_index = output_index = None

@@ -158,7 +158,7 @@ def test_threads_draw_the_same_bits_and_their_errors_are_raised(monkeypatch: pyt
 
 def test_permutations_and_subsets_have_distinct_channels(stream: Maker) -> None:
     """Permutations have each channel once per member and group; subsets have distinct channels in range."""
-    for groups, width in ((1, 1), (3, 70), (1, 40_000)):  # above the range of int16
+    for groups, width in ((1, 1), (3, 70), (7, 300), (1, 40_000)):  # the last is above the range of int16
         permutations = stream(range(3)).permutations("p", groups, width)
         assert permutations.shape == (3, groups, width)
         assert bool((permutations.sort(-1).values == torch.arange(width)).all())

@@ -194,6 +194,17 @@ def test_new_noise_overwrites_what_was_drawn_and_nothing_shared() -> None:
     assert not any(stream.memory for stream in drawn_from)
 
 
+@pytest.mark.parametrize("scheme", [Permuted(cores=2), Flipped(cores=2), NoiseTable()], ids=repr)
+def test_new_noise_overwrites_the_cores_or_the_table_of_older_noise(scheme: AnyScheme) -> None:
+    """They are shared by members, but drawn for one noise."""
+    population = perturb(fill(nn.Linear(300, 8)), scheme, members=4, sigma=0.1, warn=False)
+    noise = population.sample(0)
+    addresses = {values.data_ptr() for values in noise.tensors()}
+    later = population.sample(1, out=noise)
+    assert {values.data_ptr() for values in later.tensors()} == addresses
+    torch.testing.assert_close(later.tensors(), population.sample(1).tensors(), rtol=0, atol=0)
+
+
 def test_noise_is_not_drawn_into_memory_of_another_device() -> None:
     """After the model has moved to another device, the memory of older noise does not fit."""
     layer = perturb(fill(nn.Linear(8, 8)), Perturbed(), members=4, sigma=0.1).layers[0]
