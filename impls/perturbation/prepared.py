@@ -2,7 +2,8 @@
 
 For small layers Python takes longer than the arithmetic. :func:`trace` therefore records the ATen operations
 of one call. Those that depend on noise and weights alone are computed once per noise; the others become a
-program without Python in between. Views in a row become a single view.
+program without Python in between. Views in a row become a single view, and elementwise functions overwrite
+what is not read again.
 """
 
 import traceback
@@ -48,6 +49,12 @@ _FAST = {
     )
 }  # fmt: skip
 """Operations whose public function takes the same arguments: its call is faster by some microseconds."""
+
+_IN_PLACE: dict[object, str] = {
+    torch.add: "add_", torch.sub: "sub_", torch.mul: "mul_", torch.tanh: "tanh_", torch.relu: "relu_",
+    torch.sigmoid: "sigmoid_",
+}  # fmt: skip
+"""Functions, and the methods that write their result into the first argument."""
 
 
 class Signature(NamedTuple):
@@ -375,6 +382,7 @@ def _program(
     # A view -> the copy of the node whose memory it is, and a tensor of that node's sizes and strides.
     bases: dict[fx.Node, tuple[fx.Node, Tensor]] = {}
     copies = {node: program.placeholder(node.name) for node in constants}
+    suitable = list[fx.Node]()  # may be computed in place, if their argument is not read again
     for node in nodes:
         if node.op == "placeholder":
             copies[node] = program.placeholder(node.name)
@@ -395,11 +403,57 @@ def _program(
             inputs = {source: bases[source][0]} if commutes else copies
             copy = copies[node] = program.node_copy(node, inputs.__getitem__)
             copy.target = _FAST.get(node.target, node.target)
+            if copy.target in _IN_PLACE and _are_alike(values[node], values[source]):
+                suitable.append(copy)
             if commutes:
                 bases[node] = copy, bases[source][1]
                 copies[node] = _view(program, *bases[node], values[node])
     program.eliminate_dead_code()
+    _overwrite_last_uses(program, suitable)
     return program
+
+
+def _are_alike(x: Tensor, y: Tensor) -> bool:
+    """Return whether two tensors are packed, and have the same shape, dtype and device."""
+    is_same = (x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device)
+    return is_same and x.is_contiguous() and y.is_contiguous()
+
+
+def _overwrite_last_uses(program: fx.Graph, suitable: Sequence[fx.Node]) -> None:
+    """Let elementwise functions overwrite their argument if the program allocated it and reads it no more.
+
+    Results of large layers would otherwise be written to fresh memory, which takes up to half of the time.
+
+    Args:
+        program: the operations.
+        suitable: those of :data:`_IN_PLACE` whose result fits into the first argument.
+    """
+    # A node -> the node that allocated the memory of its result; None: an argument of the program.
+    owners: dict[fx.Node, fx.Node | None] = {}
+    last_uses: dict[fx.Node | None, fx.Node] = {}
+    kept: set[fx.Node | None] = {None}
+    for node in program.nodes:
+        sources = [owners[source] for source in node.all_input_nodes]
+        last_uses.update(dict.fromkeys(sources, node))
+        if (node.op, node.target) in {("call_method", "view"), ("call_function", torch.as_strided)}:
+            owners[node] = sources[0]
+        elif _allocates(node):
+            owners[node] = node
+        else:  # an output, or possibly a view
+            owners[node] = None
+            kept.update(sources)
+    for node in suitable:
+        first, *others = (owners[source] for source in node.all_input_nodes)
+        if first not in kept and last_uses[first] is node and first not in others:
+            node.op, node.target = "call_method", _IN_PLACE[node.target]
+
+
+def _allocates(node: fx.Node) -> bool:
+    """Return whether an operation's result is a tensor with memory of its own."""
+    if node.target in _FAST.values():
+        return True
+    schema = getattr(node.target, "_schema", None)  # no public name
+    return schema is not None and all(returned.alias_info is None for returned in schema.returns)
 
 
 def _view(program: fx.Graph, base: fx.Node, whole: Tensor, value: Tensor) -> fx.Node:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from typing_extensions import override
 
 import impls
 from tests.perturbation.test_models import MEMBERS, MODELS, ROWS, SCHEMES, TwoInputs, tokens
@@ -64,6 +66,67 @@ def test_schemes(scheme: Any, antithetic: bool, monkeypatch: pytest.MonkeyPatch)
             check_prepared(population, x, patch)
         operations = [node.name for node in population.traces[0].recorded.graph.nodes]
         assert ("baddbmm" in operations) == (limit > 0)  # the product with all weights and biases
+
+
+class ReadsAgain(nn.Module):
+    """Reads the inputs of elementwise functions again: as they are, by a view, and as an output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    @override
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.layer(x)
+        late = self.layer(y)
+        early = late.view(2, -1)[0]
+        summed = torch.relu(late) * torch.tanh(y)
+        shifted = summed + summed[:1]
+        first, _ = shifted.chunk(2)
+        gate = self.layer(shifted * 2)
+        return y, early, first * 2, torch.sigmoid(gate) * gate, late.mean(0) + late
+
+
+class ReadsInputLast(nn.Linear):
+    """Returns a function of its input, too."""
+
+    @override
+    def forward(self, input: Tensor) -> Any:  # the name in torch
+        return super().forward(input), torch.relu(input)
+
+
+def test_values_that_are_read_again_are_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are the inputs."""
+    x = normal(ROWS, 4)
+    given = x.clone()
+    for model in (ReadsAgain(), ReadsInputLast(4, 4)):
+        with monkeypatch.context() as patch:
+            check_prepared(population_of(model, STORED["low rank"]), x, patch)
+    check_equal(x, given)
+
+
+def test_large_activations_are_overwritten() -> None:
+    """A layer and its activation need memory for the product and the correction, and for flipped inputs."""
+    results: list[Tensor] = []  # kept, so that no two of them get the same memory
+
+    class Recording(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it without hints
+
+        @override
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **kwargs or {})
+            results.append(result)
+            return result
+
+    x = normal(ROWS, 64, 8)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    population = population_of(model, impls.Flipped())
+    forward = population.prepare(population.sample(0), x)
+    with Recording():
+        forward(x)
+    addresses = {y.data_ptr() for y in results if y.numel() == x.numel()} - {x.data_ptr()}
+    assert len(addresses) == 3
 
 
 def test_narrow_dtypes_are_not_written_out() -> None:
