@@ -112,7 +112,7 @@ SUITES = (
         phases=("forward",),
         cell_s=0.2,
         sweep="out_channels",
-        stop_s=4.0,
+        stop_s=10.0,
         active=(),
     ),
     Suite(
