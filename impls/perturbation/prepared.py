@@ -7,7 +7,7 @@ what is not read again.
 """
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch.distributions import Distribution
 from torch.nn.modules import transformer
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from esbench.errors import message_of
 from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.layer import LayerNoise
-from impls.perturbation.noise import Noise, NoiseStream
+from impls.perturbation.noise import Noise, NoiseStream, is_reusable
 from impls.perturbation.verification import restoring
 
 if TYPE_CHECKING:
@@ -332,7 +332,8 @@ def _split(
     used = dict.fromkeys(
         source for node in varying for source in node.all_input_nodes if source not in varying
     )
-    program = fx.GraphModule(nn.Module(), _program([*varying], [*used], interpreter.env))
+    in_place = _in_place(traced.graph, [*varying], interpreter.env)
+    program = fx.GraphModule(nn.Module(), _program([*varying], [*used], interpreter.env, in_place))
     read, constants = _constants([node for node in traced.graph.nodes if node not in varying], [*used])
     weights = tuple(getattr(traced, name) for name in read)
     return Trace(
@@ -364,8 +365,48 @@ def _constants(nodes: Sequence[fx.Node], used: Sequence[fx.Node]) -> tuple[list[
     return [str(node.target) for node in weights], graph
 
 
+def _in_place(graph: fx.Graph, varying: Sequence[fx.Node], values: Mapping[fx.Node, Any]) -> set[fx.Node]:
+    """Return the elementwise functions that may overwrite their first argument.
+
+    It fills memory that the program has allocated and that no later operation reads. Results of large layers
+    would otherwise be written to fresh memory, which takes up to half of the time.
+
+    Args:
+        graph: all operations.
+        varying: those of the program, in order.
+        values: the result of each node in one call. All are alive: equal addresses mean shared memory.
+    """
+    addresses = {
+        node: {x.untyped_storage().data_ptr() for x in tree_leaves(values.get(node)) if _has_storage(x)}
+        for node in graph.nodes
+    }
+    computed = {node for node in varying if node.op != "placeholder"}
+    kept = set[int]().union(*(addresses[node] for node in graph.nodes if node not in computed))
+    last_uses = {
+        address: node for node in varying for source in node.all_input_nodes for address in addresses[source]
+    }
+    result = set[fx.Node]()
+    for node in computed:
+        if _FAST.get(node.target) in _IN_PLACE:
+            first, *others = node.all_input_nodes
+            x, y, memory = values[first], values[node], addresses[first]
+            is_alike = (x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device) and y.is_contiguous()
+            is_read = any(memory & addresses[other] for other in others)
+            is_last = all(last_uses[address] is node for address in memory)
+            if is_alike and is_reusable(x) and is_last and not is_read and not memory & kept:
+                result.add(node)
+    return result
+
+
+def _has_storage(x: object) -> bool:
+    return isinstance(x, Tensor) and x.layout is torch.strided
+
+
 def _program(
-    nodes: Sequence[fx.Node], constants: Sequence[fx.Node], values: Mapping[fx.Node, Any]
+    nodes: Sequence[fx.Node],
+    constants: Sequence[fx.Node],
+    values: Mapping[fx.Node, Any],
+    in_place: Collection[fx.Node],
 ) -> fx.Graph:
     """Copy operations to a graph with fewer views; its placeholders are the constants, then the inputs.
 
@@ -377,12 +418,12 @@ def _program(
         nodes: the operations, inputs and output.
         constants: nodes whose results do not depend on the inputs.
         values: the result of each node in one call, of which only sizes and strides are read.
+        in_place: operations that overwrite their first argument.
     """
     program = fx.Graph()
     # A view -> the copy of the node whose memory it is, and a tensor of that node's sizes and strides.
     bases: dict[fx.Node, tuple[fx.Node, Tensor]] = {}
     copies = {node: program.placeholder(node.name) for node in constants}
-    suitable = list[fx.Node]()  # may be computed in place, if their argument is not read again
     for node in nodes:
         if node.op == "placeholder":
             copies[node] = program.placeholder(node.name)
@@ -403,57 +444,13 @@ def _program(
             inputs = {source: bases[source][0]} if commutes else copies
             copy = copies[node] = program.node_copy(node, inputs.__getitem__)
             copy.target = _FAST.get(node.target, node.target)
-            if copy.target in _IN_PLACE and _are_alike(values[node], values[source]):
-                suitable.append(copy)
+            if node in in_place:
+                copy.op, copy.target = "call_method", _IN_PLACE[copy.target]
             if commutes:
                 bases[node] = copy, bases[source][1]
                 copies[node] = _view(program, *bases[node], values[node])
     program.eliminate_dead_code()
-    _overwrite_last_uses(program, suitable)
     return program
-
-
-def _are_alike(x: Tensor, y: Tensor) -> bool:
-    """Return whether two tensors are packed, and have the same shape, dtype and device."""
-    is_same = (x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device)
-    return is_same and x.is_contiguous() and y.is_contiguous()
-
-
-def _overwrite_last_uses(program: fx.Graph, suitable: Sequence[fx.Node]) -> None:
-    """Let elementwise functions overwrite their argument if the program allocated it and reads it no more.
-
-    Results of large layers would otherwise be written to fresh memory, which takes up to half of the time.
-
-    Args:
-        program: the operations.
-        suitable: those of :data:`_IN_PLACE` whose result fits into the first argument.
-    """
-    # A node -> the node that allocated the memory of its result; None: an argument of the program.
-    owners: dict[fx.Node, fx.Node | None] = {}
-    last_uses: dict[fx.Node | None, fx.Node] = {}
-    kept: set[fx.Node | None] = {None}
-    for node in program.nodes:
-        sources = [owners[source] for source in node.all_input_nodes]
-        last_uses.update(dict.fromkeys(sources, node))
-        if (node.op, node.target) in {("call_method", "view"), ("call_function", torch.as_strided)}:
-            owners[node] = sources[0]
-        elif _allocates(node):
-            owners[node] = node
-        else:  # an output, or possibly a view
-            owners[node] = None
-            kept.update(sources)
-    for node in suitable:
-        first, *others = (owners[source] for source in node.all_input_nodes)
-        if first not in kept and last_uses[first] is node and first not in others:
-            node.op, node.target = "call_method", _IN_PLACE[node.target]
-
-
-def _allocates(node: fx.Node) -> bool:
-    """Return whether an operation's result is a tensor with memory of its own."""
-    if node.target in _FAST.values():
-        return True
-    schema = getattr(node.target, "_schema", None)  # no public name
-    return schema is not None and all(returned.alias_info is None for returned in schema.returns)
 
 
 def _view(program: fx.Graph, base: fx.Node, whole: Tensor, value: Tensor) -> fx.Node:
