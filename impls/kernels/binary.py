@@ -342,10 +342,10 @@ class FusedBinary(AbstractBitScheme[BinaryNoise]):
         return "philox"
 
     @override
-    def supports(self, module: nn.Module) -> str:
+    def why_unsupported(self, module: nn.Module) -> str:
         weight = next(module.parameters())
         return (
-            self.plain.supports(module)
+            self.plain.why_unsupported(module)
             or no_kernels_reason(weight.device)
             or no_dtype_reason(weight.dtype, weight.device, DOT_DTYPES)
         )

@@ -213,8 +213,8 @@ class FusedHadamard(AbstractFused[HadamardNoise]):
         return NARROW
 
     @override
-    def supports(self, module: nn.Module) -> str:
-        return super().supports(module) or too_wide(next(module.parameters()).flatten(1))
+    def why_unsupported(self, module: nn.Module) -> str:
+        return super().why_unsupported(module) or too_wide(next(module.parameters()).flatten(1))
 
     @override
     def launch(

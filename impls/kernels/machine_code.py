@@ -122,12 +122,13 @@ class ControlFlow:
         self._blocks, self._successors = split_blocks(instructions)
         self._entry = instructions[0].address
         self._reachable = self._reach(self._entry)
+        # The blocks that are reached only through a block.
         dominated = {block: self._reachable - self._reach(self._entry, block) for block in self._reachable}
         self._forward = {
             block: [after for after in self._successors[block] if block not in dominated[after]]
             for block in self._reachable
         }
-        """Successors without the beginnings of loops that contain a block: paths in them end."""
+        """Successors but those at the start of a loop that contains the block, so that every path ends."""
 
     def _reach(self, start: int, without: int = -1) -> set[int]:
         """Return the blocks that can be reached from ``start`` on paths without a block."""

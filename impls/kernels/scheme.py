@@ -61,10 +61,10 @@ class AbstractFused(AbstractWrapper[N]):
         return DOT_DTYPES
 
     @override
-    def supports(self, module: nn.Module) -> str:
+    def why_unsupported(self, module: nn.Module) -> str:
         weight = next(module.parameters())
         reason = (
-            self.plain.supports(module)
+            self.plain.why_unsupported(module)
             or no_kernels_reason(weight.device)
             or no_dtype_reason(weight.dtype, weight.device, self.dtypes)
         )

@@ -26,7 +26,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from typing_extensions import override
 
 from impls.perturbation.errors import UnsupportedError
-from impls.perturbation.noise import STREAMS, Noise, NoiseStream, is_reusable
+from impls.perturbation.noise import STREAMS, Noise, NoiseStream, is_overwritable
 from impls.perturbation.operators import (
     AbstractOperator,
     ChannelAffine,
@@ -255,7 +255,7 @@ class PerturbedLayer:
             raise UnsupportedError(message)
         parameters = dict(module.named_parameters(recurse=False))
         weight, bias = parameters[weight_name], parameters.get(bias_name)
-        if reason := layer_scheme.supports(module):
+        if reason := layer_scheme.why_unsupported(module):
             message = f"{label}: {layer_scheme}: {reason}"
             raise UnsupportedError(message)
         layer = cls(name, weight, bias, layer_scheme, groups, module, weight_name, bias_name)
@@ -420,7 +420,7 @@ class PerturbedLayer:
         drawn_for = self._weight_version() if self.scheme.stores_weight else None
         if self.bias is None:
             return LayerNoise(noise, None, drawn_for)
-        if out is not None and out.bias is not None and is_reusable(out.bias):
+        if out is not None and out.bias is not None and is_overwritable(out.bias):
             memory = [out.bias]
         bias_stream = stream(
             seed, step, f"{self.name}.bias", members, weight.device, self.bias.dtype, memory=memory

@@ -51,8 +51,8 @@ def pieces(members: int, member_bytes: int, max_bytes: int) -> Iterator[tuple[in
         yield start, min(start + step, members)
 
 
-def is_reusable(values: Tensor) -> bool:
-    """Return whether new noise may overwrite a tensor: it fills its storage, and torch lets it be written."""
+def is_overwritable(values: Tensor) -> bool:
+    """Return whether a tensor is all of its storage, and torch lets it be written."""
     if torch.compiler.is_compiling():  # the compiler plans memory, and shapes may be symbols
         return False
     fills_memory = values.is_contiguous() and values.untyped_storage().nbytes() == values.nbytes
@@ -192,7 +192,7 @@ class NoiseStream(ABC):
         return replace(self, members=self.members[start:stop])
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return an uninitialized tensor, which is one of ``memory`` if one fits."""
+        """Return an uninitialized tensor, which is taken from ``memory`` if one there fits."""
         for index, values in enumerate(self.memory):
             is_alike = values.dtype is dtype and values.device == self.device
             if is_alike and values.numel() == math.prod(shape):
@@ -249,13 +249,13 @@ class BlockStream(NoiseStream):
     def permutations(self, draw: str, groups: int, width: int) -> Tensor:
         if self.device.type != "cpu" or width <= SORTED_WIDTH:
             return super().permutations(draw, groups, width)
-        return self._draw(draw, (groups, width), torch.int64, _shuffle, width)
+        return self._draw(draw, (groups, width), torch.int64, _fill_permutations, width)
 
     @override
     def subsets(self, draw: str, groups: int, width: int, size: int) -> Tensor:
         if self.device.type != "cpu" or width <= SORTED_WIDTH:
             return super().subsets(draw, groups, width, size)
-        return self._draw(draw, (groups, size), torch.int64, _shuffle, width)
+        return self._draw(draw, (groups, size), torch.int64, _fill_permutations, width)
 
     @override
     def pieces(self, member_bytes: int, max_bytes: int) -> Iterator[tuple[int, int]]:
@@ -315,7 +315,7 @@ class BlockStream(NoiseStream):
         fill: Callable[..., Tensor],
         *limits: object,
     ) -> Tensor:
-        """Draw [m, *shape] with ``fill(tensor, *limits)``, a method of torch that fills a tensor in place."""
+        """Draw [m, *shape] with ``fill(tensor, *limits, generator=...)``, which returns the tensor."""
         values = self._empty((len(self.members), *shape), dtype)
         if self.device.type == "meta":
             return values
@@ -427,15 +427,15 @@ def _for_each(blocks: Iterable[range], draw_block: Callable[[range], None], *, p
             pass
 
 
-def _shuffle(values: Tensor, width: int, *, generator: Generator) -> Tensor:
-    """Fill the last axis with the start of random permutations of ``range(width)``, in linear time."""
-    # A few rows at a time: a view of every row would take a tenth of the time.
-    memory = values.new_empty(16, width)
-    rows = memory.unbind()
+def _fill_permutations(values: Tensor, width: int, *, generator: Generator) -> Tensor:
+    """Fill the last axis with random permutations of ``range(width)``, cut off at its length."""
+    # A few rows are used again and again: making a view of every row of ``values`` would take 10 % longer.
+    buffer = values.new_empty(16, width)
+    rows = buffer.unbind()
     for part in values.flatten(0, -2).split(len(rows)):
         for row in rows[: len(part)]:
             torch.randperm(width, generator=generator, out=row)
-        part.copy_(memory[: len(part), : part.shape[-1]])
+        part.copy_(buffer[: len(part), : part.shape[-1]])
     return values
 
 
@@ -484,14 +484,15 @@ def check_layer_names(stream: type[NoiseStream], layers: Iterable[str]) -> None:
 class Noise:
     """A scheme's noise for a range of members, passed to ``forward`` and ``weighted_sum``.
 
-    Subclasses are frozen dataclasses. A field is a tensor [m, ...], a value that all members share (named in
-    ``SHARED``), a stream to draw again from, the range of the members, or None.
+    Subclasses are frozen dataclasses. A field is a tensor [m, ...], a tensor that all members share, a stream
+    to draw again from, the range of the members, or another value.
     """
 
     SHARED = frozenset[str]()
+    """Fields that all members share: :meth:`narrow` keeps them as they are."""
 
-    DRAWN = frozenset[str]()
-    """Shared tensors that belong to this noise, so that new noise may overwrite them."""
+    OWNED = frozenset[str]()
+    """Those of ``SHARED`` that new noise may overwrite: neither the model nor a cache refers to them."""
 
     @property
     def nbytes(self) -> int:
@@ -510,9 +511,9 @@ class Noise:
 
     def reusable_tensors(self) -> list[Tensor]:
         """Return the tensors that new noise may overwrite."""
-        borrowed = self.SHARED - self.DRAWN
+        borrowed = self.SHARED - self.OWNED
         values = (value for name, value in self._values().items() if name not in borrowed)
-        return [value for value in values if isinstance(value, Tensor) and is_reusable(value)]
+        return [value for value in values if isinstance(value, Tensor) and is_overwritable(value)]
 
     def _values(self) -> dict[str, object]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

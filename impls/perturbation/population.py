@@ -229,7 +229,7 @@ class Population:
             members: the members to draw for, by default all. The range starts at a multiple of
                 :attr:`shard_multiple`, and stops at a multiple or at the last member.
             out: noise of an earlier step that is no longer needed. Its memory is overwritten where it fits,
-                and it becomes unusable. A loop then never holds the noise of two steps at once.
+                and it becomes unusable. At most one layer then has old and new noise at once.
 
         Raises:
             TypeError: ``out`` is not noise.
@@ -673,10 +673,11 @@ class Population:
         members, fitness = count_members(noise), to_tensor("fitness", fitness)
         shape = (2, members) if self.antithetic else (members,)
         if tuple(fitness.shape) != shape:
-            message = f"best needs the members' fitness {list(shape)}, got shape {list(fitness.shape)}"
+            message = f"best() needs a fitness of shape {list(shape)}, got {list(fitness.shape)}"
             raise ValueError(message)
         if fitness.isnan().any():
-            message = f"the fitness of {int(fitness.isnan().sum())} members is not a number: replace it"
+            nan = int(fitness.isnan().sum())
+            message = f"{nan} of {fitness.numel()} values of the fitness are not numbers: replace them"
             raise ValueError(message)
         side, member = divmod(int(fitness.argmax()), members)
         return self.member(noise, member, negated=side == 1)

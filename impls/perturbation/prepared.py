@@ -22,7 +22,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 from esbench.errors import message_of
 from impls.perturbation.errors import UnsupportedError
 from impls.perturbation.layer import LayerNoise
-from impls.perturbation.noise import Noise, NoiseStream, is_reusable
+from impls.perturbation.noise import Noise, NoiseStream, is_overwritable
 from impls.perturbation.verification import restoring
 
 if TYPE_CHECKING:
@@ -152,7 +152,9 @@ class PreparedForward:
         self._noise.check_not_overwritten()
         inputs = args if self._is_flat and not kwargs else self._flatten(args, kwargs)
         if len(inputs) != len(self._inputs):
-            message = f"got {len(inputs)} tensors, but prepare() got {len(self._inputs)}"
+            message = (
+                f"got {len(inputs)} tensors, but prepare() got {len(self._inputs)}: call prepare() again"
+            )
             raise ValueError(message)
         if self._state_of_weights() != self._state:
             message = "a weight has changed after prepare(): call sample() and prepare() again"
@@ -170,7 +172,10 @@ class PreparedForward:
         leaves, spec = tree_flatten((args, kwargs))
         described = tuple(map(_described, leaves))
         if spec != self._signature.spec or described != self._signature.inputs:
-            message = f"the arguments {described} differ from those of prepare(), {self._signature.inputs}"
+            message = (
+                f"the arguments {described} differ from those of prepare(), {self._signature.inputs}: call "
+                "prepare() again"
+            )
             raise ValueError(message)
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
@@ -253,8 +258,8 @@ def trace(
             traced = make_fx(functional)(noise.tensors(), inputs)
     except Exception as error:
         message = (
-            f"the forward cannot be prepared: {message_of(error)}{_place(error)}; its control flow must not "
-            "depend on values in tensors: call population(x, noise=noise) instead"
+            f"the forward cannot be prepared: {message_of(error)}{_place(error)}. A usual cause is control "
+            "flow that depends on values in tensors. Call population(x, noise=noise) instead"
         )
         raise ValueError(message) from error
     others = [
@@ -320,7 +325,11 @@ def _split(
     inputs: tuple[Tensor, ...],
     outputs: TreeSpec,
 ) -> Trace:
-    """Split recorded operations into those that depend on the inputs, and the others."""
+    """Split recorded operations into those to repeat in each call, and the others.
+
+    The former depend on the inputs or draw random numbers. All are run once: sizes, strides and addresses of
+    the results decide which views become one, and what may be overwritten.
+    """
     traced.graph.eliminate_dead_code()
     interpreter = fx.Interpreter(traced, garbage_collect_values=False)
     with torch.no_grad():
@@ -329,21 +338,21 @@ def _split(
     for node in traced.graph.nodes:
         if varying.keys() & node.all_input_nodes or _is_random(node):
             varying[node] = None
-    used = dict.fromkeys(
+    constants_read = dict.fromkeys(
         source for node in varying for source in node.all_input_nodes if source not in varying
     )
     in_place = _in_place(traced.graph, [*varying], interpreter.env)
-    program = fx.GraphModule(nn.Module(), _program([*varying], [*used], interpreter.env, in_place))
-    read, constants = _constants([node for node in traced.graph.nodes if node not in varying], [*used])
-    weights = tuple(getattr(traced, name) for name in read)
+    program = fx.GraphModule(nn.Module(), _program([*varying], [*constants_read], interpreter.env, in_place))
+    others = [node for node in traced.graph.nodes if node not in varying]
+    weight_names, constants = _constants(others, [*constants_read])
     return Trace(
-        signature,
-        traced,
-        weights,
-        fx.GraphModule(nn.Module(), constants).forward,
-        program.forward,
-        inputs,
-        outputs,
+        signature=signature,
+        recorded=traced,
+        weights=tuple(getattr(traced, name) for name in weight_names),
+        constants=fx.GraphModule(nn.Module(), constants).forward,
+        program=program.forward,
+        inputs=inputs,
+        outputs=outputs,
     )
 
 
@@ -366,10 +375,10 @@ def _constants(nodes: Sequence[fx.Node], used: Sequence[fx.Node]) -> tuple[list[
 
 
 def _in_place(graph: fx.Graph, varying: Sequence[fx.Node], values: Mapping[fx.Node, Any]) -> set[fx.Node]:
-    """Return the elementwise functions that may overwrite their first argument.
+    """Return the nodes of elementwise functions that may write their result over their first argument.
 
-    It fills memory that the program has allocated and that no later operation reads. Results of large layers
-    would otherwise be written to fresh memory, which takes up to half of the time.
+    The argument is a whole tensor that the program has allocated, and neither reads later nor returns.
+    Otherwise results of large layers are written to fresh memory, which can take half of a layer's time.
 
     Args:
         graph: all operations.
@@ -380,9 +389,10 @@ def _in_place(graph: fx.Graph, varying: Sequence[fx.Node], values: Mapping[fx.No
         node: {x.untyped_storage().data_ptr() for x in tree_leaves(values.get(node)) if _has_storage(x)}
         for node in graph.nodes
     }
-    computed = {node for node in varying if node.op != "placeholder"}
-    kept = set[int]().union(*(addresses[node] for node in graph.nodes if node not in computed))
-    last_uses = {
+    computed = [node for node in varying if node.op != "placeholder"]
+    # Memory of inputs, noise, weights and constants.
+    foreign = set[int]().union(*(addresses[node] for node in graph.nodes if node not in computed))
+    last_uses = {  # later nodes replace earlier ones
         address: node for node in varying for source in node.all_input_nodes for address in addresses[source]
     }
     result = set[fx.Node]()
@@ -390,10 +400,10 @@ def _in_place(graph: fx.Graph, varying: Sequence[fx.Node], values: Mapping[fx.No
         if _FAST.get(node.target) in _IN_PLACE:
             first, *others = node.all_input_nodes
             x, y, memory = values[first], values[node], addresses[first]
-            is_alike = (x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device) and y.is_contiguous()
-            is_read = any(memory & addresses[other] for other in others)
+            fits = (x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device) and y.is_contiguous()
+            needed = foreign.union(*(addresses[other] for other in others))
             is_last = all(last_uses[address] is node for address in memory)
-            if is_alike and is_reusable(x) and is_last and not is_read and not memory & kept:
+            if fits and is_overwritable(x) and is_last and not memory & needed:
                 result.add(node)
     return result
 
@@ -411,13 +421,13 @@ def _program(
     """Copy operations to a graph with fewer views; its placeholders are the constants, then the inputs.
 
     A chain of views becomes one view of the first tensor. An elementwise function of a view, such as an
-    activation between layers, is applied to the first tensor instead if the view has all of its elements in
-    order: the next views then join the chain.
+    activation between layers, is applied to the first tensor instead if the view has all elements of that
+    tensor in the order of memory: the next views then join the chain.
 
     Args:
         nodes: the operations, inputs and output.
         constants: nodes whose results do not depend on the inputs.
-        values: the result of each node in one call, of which only sizes and strides are read.
+        values: the result of each node in one call, of which no numbers are read.
         in_place: operations that overwrite their first argument.
     """
     program = fx.Graph()
@@ -436,18 +446,18 @@ def _program(
             bases[node] = bases.get(source, (copies[source], values[source]))
             copies[node] = _view(program, *bases[node], values[node])
         else:
-            (source, *others) = node.all_input_nodes
-            is_elementwise = torch.Tag.pointwise in getattr(node.target, "tags", ()) and not others
-            commutes = (
-                is_elementwise and source in bases and _has_same_order(values[source], bases[source][1])
-            )
-            inputs = {source: bases[source][0]} if commutes else copies
+            sources = node.all_input_nodes
+            is_elementwise = torch.Tag.pointwise in getattr(node.target, "tags", ()) and len(sources) == 1
+            view = sources[0] if is_elementwise and sources[0] in bases else None
+            if view is not None and not _has_same_order(values[view], bases[view][1]):
+                view = None
+            inputs = copies if view is None else {view: bases[view][0]}
             copy = copies[node] = program.node_copy(node, inputs.__getitem__)
             copy.target = _FAST.get(node.target, node.target)
             if node in in_place:
                 copy.op, copy.target = "call_method", _IN_PLACE[copy.target]
-            if commutes:
-                bases[node] = copy, bases[source][1]
+            if view is not None:
+                bases[node] = copy, bases[view][1]
                 copies[node] = _view(program, *bases[node], values[node])
     program.eliminate_dead_code()
     return program

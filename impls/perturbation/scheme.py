@@ -105,7 +105,7 @@ class AbstractScheme(ABC, Generic[N]):
     draws_binary_weights = False
     """Whether members have binary weights. Such a scheme needs layers whose weights are logits."""
 
-    def supports(self, module: nn.Module) -> str:  # noqa: ARG002  for subclasses
+    def why_unsupported(self, module: nn.Module) -> str:  # noqa: ARG002  for subclasses
         """Return why the scheme does not support a layer on its device, or ``""`` if it does."""
         return ""
 
@@ -328,7 +328,7 @@ class AbstractWrapper(AbstractScheme[N]):
     """Another implementation of a scheme's forward and update, such as a fused kernel.
 
     All other methods are those of :attr:`plain`, which must not draw binary weights. Subclasses define
-    ``plain``, ``forward``, ``weighted_sum`` and ``supports``.
+    ``plain``, ``forward``, ``weighted_sum`` and ``why_unsupported``.
     """
 
     @property

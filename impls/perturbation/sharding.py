@@ -63,7 +63,10 @@ def shard(
     if ranks > 1:  # before all other checks, which then have the same result on all ranks
         _check_equal_ranks(population, group, {"parts": str(parts), "ordered": str(ordered)})
     if learning := [layer.name for layer in population.layers if layer.learns_from_rows]:
-        message = f"layers {learning} learn from the rows of a forward, which a shard does not keep"
+        message = (
+            f"layers {learning} learn from the rows of a forward, which a shard does not keep: give them "
+            "another scheme, or train without shard()"
+        )
         raise UnsupportedError(message)
     return Shard(population, group, split(population, parts, ranks), ordered=ordered)
 

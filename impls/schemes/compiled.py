@@ -80,7 +80,7 @@ class Compiled(AbstractWrapper[Noise]):
         return self.plain.stream
 
     @override
-    def supports(self, module: nn.Module) -> str:
+    def why_unsupported(self, module: nn.Module) -> str:
         plain, weight = self.plain, next(module.parameters())
         if isinstance(plain, AbstractWrapper):
             return f"{plain} is itself another implementation of a scheme"
@@ -88,7 +88,7 @@ class Compiled(AbstractWrapper[Noise]):
             return f"{plain} multiplies packed bits, which torch.compile does not support"
         if plain.learns_from_rows:
             return "its update differentiates rows by backpropagation, which does not compile to one program"
-        if reason := plain.supports(module) or missing_compiler_reason(weight.device):
+        if reason := plain.why_unsupported(module) or missing_compiler_reason(weight.device):
             return reason
         if _draws_in_forward(plain, weight):
             return "its noise is drawn in the forward: a program would repeat the noise of one step"

@@ -39,7 +39,7 @@ class FlippedNoise(Noise):
         members: the members of the signs.
     """
 
-    SHARED = DRAWN = frozenset({"core"})
+    SHARED = OWNED = frozenset({"core"})
 
     core: Tensor
     inputs: Tensor | None

@@ -41,8 +41,8 @@ class AddmmLowRank(AbstractWrapper[Factors]):
         return LowRank(self.rank)
 
     @override
-    def supports(self, module: nn.Module) -> str:
-        reason: str = self.plain.supports(module)
+    def why_unsupported(self, module: nn.Module) -> str:
+        reason: str = self.plain.why_unsupported(module)
         return reason
 
     @override

@@ -22,7 +22,7 @@ class TableNoise(Noise):
         shape: shape of the weight, [g, o, i, *taps].
     """
 
-    SHARED = DRAWN = frozenset({"table"})
+    SHARED = OWNED = frozenset({"table"})
 
     table: Tensor
     offsets: Tensor

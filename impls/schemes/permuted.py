@@ -40,7 +40,7 @@ class PermutedNoise(Noise):
         members: the members of the indices.
     """
 
-    SHARED = DRAWN = frozenset({"core"})
+    SHARED = OWNED = frozenset({"core"})
 
     core: Tensor
     inputs: Tensor | None

@@ -68,16 +68,16 @@ class Graphs:
         model(*inputs)
         if self.ran - ran < expected:
             raise SilentlyEagerError(
-                f"only {self.ran - ran} of {expected} compiled graphs ran, the rest of the model is eager: "
-                f"either torch's recompile limit, which all models share, is reached with {compiled} graphs "
+                f"only {self.ran - ran} of {expected} compiled graphs ran, so the rest of the model is "
+                f"eager: either torch's recompile limit, which all models share, is reached with {compiled} graphs "
                 "(raise torch._dynamo.config.recompile_limit), or a layer was never compiled "
                 "(nn.Linear.compile() compiles nothing: use torch.compile)"
             )
         if self.compiled > compiled:
             raise SilentlyEagerError(
                 f"the second call with the same inputs compiled {self.compiled - compiled} graphs again: "
-                "something that torch specializes on changes from call to call: TORCH_LOGS=recompiles says "
-                "what"
+                "a value that torch compiles in as a constant changes between calls; run with "
+                "TORCH_LOGS=recompiles to see which"
             )
 
 

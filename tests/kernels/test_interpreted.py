@@ -60,7 +60,7 @@ def test_without_triton_a_kernel_is_refused_with_the_reason() -> None:
     """Without triton the package can be imported, and a fused scheme is refused with the reason."""
     program = (
         "import sys; sys.modules['triton'] = None; import torch, impls, impls.kernels.lowrank\n"
-        "print(impls.FusedLowRank(1).supports(torch.nn.Linear(2, 2, device='meta')))"
+        "print(impls.FusedLowRank(1).why_unsupported(torch.nn.Linear(2, 2, device='meta')))"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True

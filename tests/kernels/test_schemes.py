@@ -80,7 +80,7 @@ def test_a_convolution_that_is_no_product_of_matrices_is_refused() -> None:
     )
     for scheme in MATRIX_ONLY:
         for options, words in refused:
-            reason = scheme().supports(nn.Conv2d(4, 4, **options, device="meta"))
+            reason = scheme().why_unsupported(nn.Conv2d(4, 4, **options, device="meta"))
             assert "its kernel multiplies rows by a matrix: " in reason
             assert words in reason
-        assert not scheme().supports(nn.Conv2d(4, 4, 1, device="meta"))
+        assert not scheme().why_unsupported(nn.Conv2d(4, 4, 1, device="meta"))

@@ -60,7 +60,7 @@ def test_kernels_are_refused_with_the_missing_capability(monkeypatch: pytest.Mon
     """The capability is named first, because installing triton would not help."""
 
     def reasons() -> set[str]:
-        return {scheme.supports(layer) for scheme in FUSED for layer in LAYERS.values()}
+        return {scheme.why_unsupported(layer) for scheme in FUSED for layer in LAYERS.values()}
 
     with pytest.raises(UnavailableError, match=r"no sparse tensor cores: capability 7\.5 < 8\.0$"):
         SemiStructured().layer(LAYERS[torch.float16], torch.Generator())
@@ -68,7 +68,7 @@ def test_kernels_are_refused_with_the_missing_capability(monkeypatch: pytest.Mon
     assert reasons() == {f"its kernel {TOO_OLD}"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert reasons() == {f"its kernel {TOO_OLD}"}
-    compiled = Compiled(of="Hadamard").supports(LAYERS[torch.float32])
+    compiled = Compiled(of="Hadamard").why_unsupported(LAYERS[torch.float32])
     assert compiled == "torch.compile needs triton on a GPU, which is not installed"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (8, 9))
     assert reasons() == {"its kernel needs triton, which is not installed"}

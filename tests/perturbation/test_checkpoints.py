@@ -89,7 +89,7 @@ def test_a_fitness_of_another_shape_or_with_nan_has_no_best_member() -> None:
     """Rewards by row are no fitness, and a NaN is not the highest number."""
     mine = population()
     noise = mine.sample(0)
-    with pytest.raises(ValueError, match=r"best needs the members' fitness \[4\], got shape \[12\]"):
+    with pytest.raises(ValueError, match=r"needs a fitness of shape \[4\], got \[12\]"):
         mine.best(noise, torch.zeros(12))
-    with pytest.raises(ValueError, match="the fitness of 1 members is not a number"):
+    with pytest.raises(ValueError, match="1 of 4 values of the fitness are not numbers"):
         mine.best(noise, torch.tensor([0.0, 1.0, float("nan"), 2.0]))

@@ -43,12 +43,12 @@ class _Records:
 
     def __init__(self, make_record: Callable[[Any], Any]) -> None:
         self._make_record = make_record
-        self._positions: dict[Hashable, int] = {}
+        self._positions: dict[bytes, int] = {}
         self.records: list[Any] = []
 
     def position(self, value: Hashable) -> int:
         """Return the position of a value's record, which is added if it is new."""
-        key = msgspec.json.encode(value)  # the options 1 and 1.0 differ
+        key = msgspec.json.encode(value)  # as JSON: 1 == 1.0 in Python, but these options differ
         if key not in self._positions:
             self._positions[key] = len(self.records)
             self.records.append(self._make_record(value))

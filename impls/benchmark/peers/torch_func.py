@@ -211,7 +211,7 @@ class BackpropagationSearch(AbstractSearch):
 class Backpropagation(AbstractPeer):
     """The plain network with backpropagation, on as many rows as the population sees."""
 
-    SHAPES: ClassVar[bool] = False
+    SHAPES_LOSSES: ClassVar[bool] = False
 
     @override
     def search(self, task: Task) -> AbstractSearch:

@@ -116,7 +116,7 @@ class AbstractPeer(ABC):
     """A way to take generations."""
 
     DTYPES: ClassVar[tuple[str, ...]] = ("float32", "float64")
-    SHAPES: ClassVar[bool] = True
+    SHAPES_LOSSES: ClassVar[bool] = True
     """Whether it shapes losses, so that one learning rate fits: the gradient's norm has no influence."""
 
     @abstractmethod
@@ -255,9 +255,11 @@ class PeerWorkload(Workload):
         n_eff = self._scheme.effective_members(self._task, self._x.items[0])
         samples = [] if n_eff is None else [n_eff]
         yield quality_metric("n_eff_count", "quality law", samples, "" if samples else "no closed form")
-        where = f"compared on {LEARNED.label}" if self._scheme.SHAPES else "it needs another learning rate"
+        where = (
+            f"compared on {LEARNED.label}" if self._scheme.SHAPES_LOSSES else "it needs another learning rate"
+        )
         losses: Sequence[float] = ()
-        if self._is(LEARNED) and self._scheme.SHAPES:
+        if self._is(LEARNED) and self._scheme.SHAPES_LOSSES:
             losses = training_curve(self._scheme, self._case, self._device, self._seed)
         yield quality_metric("loss", "start", losses[:1], "" if losses else where)
         yield quality_metric("loss", f"{GENERATIONS} generations", losses[-1:], "" if losses else where)
