@@ -69,8 +69,8 @@ class Graphs:
         if self.ran - ran < expected:
             raise SilentlyEagerError(
                 f"only {self.ran - ran} of {expected} compiled graphs ran, so the rest of the model is "
-                f"eager: either torch's recompile limit, which all models share, is reached with {compiled} graphs "
-                "(raise torch._dynamo.config.recompile_limit), or a layer was never compiled "
+                f"eager: either torch's recompile limit, which all models share, is reached with {compiled} "
+                "graphs (raise torch._dynamo.config.recompile_limit), or a layer was never compiled "
                 "(nn.Linear.compile() compiles nothing: use torch.compile)"
             )
         if self.compiled > compiled:
