@@ -109,9 +109,8 @@ class AbstractFusedFlipped(AbstractFused[FlippedNoise]):
     @override
     def weighted_sum(self, noise: FlippedNoise, utilities: Tensor) -> Tensor:
         if noise.inputs is None or noise.outputs is None:
-            return self.plain.weighted_sum(
-                noise, utilities
-            )  # already only a sum of signs and a pass over the core
+            # A kernel would save nothing: this is a sum of signs and a pass over the core.
+            return self.plain.weighted_sum(noise, utilities)
         return sum_outer_products(noise.core.shape[1:], noise.outputs, noise.inputs, utilities, noise.core)
 
 

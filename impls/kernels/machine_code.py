@@ -122,7 +122,7 @@ class ControlFlow:
         self._blocks, self._successors = split_blocks(instructions)
         self._entry = instructions[0].address
         self._reachable = self._reach(self._entry)
-        # The blocks that are reached only through a block.
+        # Each block with the blocks that are reached only through it.
         dominated = {block: self._reachable - self._reach(self._entry, block) for block in self._reachable}
         self._forward = {
             block: [after for after in self._successors[block] if block not in dominated[after]]

@@ -430,9 +430,10 @@ def _for_each(blocks: Iterable[range], draw_block: Callable[[range], None], *, p
 def _fill_permutations(values: Tensor, width: int, *, generator: Generator) -> Tensor:
     """Fill the last axis with random permutations of ``range(width)``, cut off at its length."""
     # A few rows are used again and again: making a view of every row of ``values`` would take 10 % longer.
-    buffer = values.new_empty(16, width)
+    permutations = values.flatten(0, -2)
+    buffer = values.new_empty(min(16, len(permutations)), width)
     rows = buffer.unbind()
-    for part in values.flatten(0, -2).split(len(rows)):
+    for part in permutations.split(len(rows)):
         for row in rows[: len(part)]:
             torch.randperm(width, generator=generator, out=row)
         part.copy_(buffer[: len(part), : part.shape[-1]])

@@ -389,7 +389,7 @@ def _in_place(graph: fx.Graph, varying: Sequence[fx.Node], values: Mapping[fx.No
         node: {x.untyped_storage().data_ptr() for x in tree_leaves(values.get(node)) if _has_storage(x)}
         for node in graph.nodes
     }
-    computed = [node for node in varying if node.op != "placeholder"]
+    computed = {node: None for node in varying if node.op != "placeholder"}
     # Memory of inputs, noise, weights and constants.
     foreign = set[int]().union(*(addresses[node] for node in graph.nodes if node not in computed))
     last_uses = {  # later nodes replace earlier ones

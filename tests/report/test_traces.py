@@ -115,9 +115,10 @@ def sampled_values() -> list[PrintedValue]:
         by_name: dict[str, list[PrintedValue]] = {}
         for printed in all_values():
             rows = printed.reading.rows
-            is_known = printed.reading.name != "floor_percent" and rows[0].method != "published"
-            is_known = is_known and "{}" in printed.cell.template
-            if is_known and printed.page.startswith(("README", "docs")) == is_readme:
+            is_other = printed.reading.name == "floor_percent" or rows[0].method == "published"
+            if is_other or "{}" not in printed.cell.template:
+                continue
+            if printed.page.startswith(("README", "docs")) == is_readme:
                 by_name.setdefault(printed.reading.name, []).append(printed)
         source = random.Random(SEED)  # noqa: S311  # the same values every time
         kinds = sorted(by_name)
